@@ -1,0 +1,169 @@
+"""A bounded queue and one thread between a program and its log: putting a record never blocks and never raises.
+
+When the queue is full the oldest of the least important records gives way, and what was lost is counted by level and told in one record
+once there is room again. Lines are written whole, one write() each and never above MAX_LINE_BYTES: that is PIPE_BUF, up to which the
+kernel does not mix the writes of several processes into one pipe.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import orjson
+
+MAX_LINE_BYTES: Final = 4096
+#: How long one write may wait for a full pipe before its record counts as dropped.
+_WRITE_TIMEOUT_MS: Final = 200
+_LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+
+Record = dict[str, Any]
+
+
+def render_json(record: Record) -> bytes:
+    """Make one JSON line of a record, whatever it holds: NaN becomes null, bytes and odd objects become text, long ones are cut."""
+    try:
+        line = orjson.dumps(record, default=_plain, option=orjson.OPT_NON_STR_KEYS)
+    except Exception:  # a lone surrogate, a key or a repr that raises: the record must still come out
+        line = orjson.dumps({str(_safe(k)): _safe(v) for k, v in record.items()})
+    if len(line) < MAX_LINE_BYTES:
+        return line + b"\n"
+    return _cut(record, len(line)) + b"\n"
+
+
+def _cut(record: Record, size: int) -> bytes:
+    """Shorten the longest texts until the line fits: a record keeps all its keys, and says how long it was."""
+    kept = {str(_safe(k)): v if isinstance(v, (int, float, bool, type(None))) else _safe(v) for k, v in record.items()}
+    kept["cut_from_bytes"] = size
+    for room in (3000, 1500, 700, 300, 100, 40, 10):
+        # The end of a long text says more than its start: the error of a traceback, the last words of a dump.
+        short = {k: (v if not isinstance(v, str) or len(v) <= room else "…" + v[-room:]) for k, v in kept.items()}
+        line = orjson.dumps(short)
+        if len(line) < MAX_LINE_BYTES:
+            return line
+    names = ("time", "timestamp", "level", "event", "component", "pid", "cut_from_bytes")
+    return orjson.dumps({k: short[k] for k in names if k in short})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value).decode("utf-8", "replace")
+    if isinstance(value, (set, frozenset, tuple, deque)):
+        return list(value)
+    return _safe(value)
+
+
+def _safe(value: Any) -> str:
+    if isinstance(value, (bytes, bytearray)):
+        return bytes(value).decode("utf-8", "replace")
+    try:
+        text = value if isinstance(value, str) else str(value)
+    except Exception as e:
+        text = f"<{type(value).__name__}: {type(e).__name__} in str()>"
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+class LogSink:
+    """The queue and its thread.
+
+    Args:
+        fd: where lines go; it may be a file, a pipe, a socket or a terminal, blocking or not.
+        size: how many records may wait.
+        render: record to line.
+        stamp: fields of every record that the sink itself makes.
+    """
+
+    def __init__(
+        self, fd: int, *, size: int = 10000, render: Callable[[Record], bytes] = render_json, stamp: Record | None = None
+    ) -> None:
+        self._fd = fd
+        self._size = size
+        self._render = render
+        self._stamp = stamp or {}
+        self._minor: deque[Record] = deque()  # debug, info
+        self._major: deque[Record] = deque()  # warning and above
+        self._lock = threading.Lock()
+        self._filled = threading.Event()
+        self._closing = False
+        self._untold: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter()
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+        self._thread.start()
+
+    def put(self, record: Record) -> None:
+        """Queue one record. O(1), no wait, no exception."""
+        major = _LEVELS.get(record.get("level", "info"), 20) >= 30
+        with self._lock:
+            if len(self._minor) + len(self._major) >= self._size:
+                if not self._minor and not major:
+                    self._lost(record)
+                    return
+                self._lost((self._minor or self._major).popleft())
+            (self._major if major else self._minor).append(record)
+        if not self._filled.is_set():
+            self._filled.set()
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Write what waits, for at most `timeout_s`."""
+        self._closing = True
+        self._filled.set()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            self._filled.wait()
+            self._filled.clear()
+            while record := self._next():
+                self._write(record)
+            if self._closing:
+                return
+
+    def _next(self) -> Record | None:
+        with self._lock:
+            # In order of time, as far as two queues can tell: neither kind waits behind the whole of the other.
+            minor, major = self._minor, self._major
+            if minor and (not major or minor[0].get("time", 0) <= major[0].get("time", 0)):
+                return minor.popleft()
+            return major.popleft() if major else None
+
+    def _write(self, record: Record) -> None:
+        if self._untold:
+            with self._lock:
+                told, self._untold = self._untold, Counter()
+            if not self._put_line(self._loss_record(told)):
+                with self._lock:
+                    self._untold += told
+        if not self._put_line(record):
+            with self._lock:
+                self._lost(record)
+
+    def _put_line(self, record: Record) -> bool:
+        line = self._render(record)
+        while line:
+            try:
+                line = line[os.write(self._fd, line) :]
+            except BlockingIOError:
+                poll = select.poll()
+                poll.register(self._fd, select.POLLOUT)
+                if not poll.poll(_WRITE_TIMEOUT_MS):
+                    return False
+            except (OSError, ValueError):
+                return False
+        return True
+
+    def _loss_record(self, told: Counter[str]) -> Record:
+        now = datetime.now(UTC)
+        return {
+            "time": now.timestamp(), "timestamp": now.isoformat(), "level": "warning", "event": "log_records_dropped",
+            **self._stamp, "dropped": dict(told),
+        }  # fmt: skip
+
+    def _lost(self, record: Record) -> None:
+        level = str(record.get("level", "info"))
+        self.dropped[level] += 1
+        self._untold[level] += 1

@@ -1,0 +1,143 @@
+"""Logging of one process: structlog events as JSON lines (or text for a console) through a LogSink, set up by one call.
+
+Request lines come by the tens of thousands a second; they skip structlog's chain and go to the sink as ready-made records
+(`Log.request`). Standard-library logging, warnings and uncaught exceptions end in the same lines.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+import warnings
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any
+
+import structlog
+
+from gpupool.log_sink import LogSink, Record, render_json
+from gpupool.spec import LogSpec
+
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+
+class Log:
+    """What a process logs with: structlog's methods by `log.event.info(...)`, request lines by `log.request(...)`."""
+
+    def __init__(self, component: str, spec: LogSpec, **bound: Any) -> None:
+        fd = spec.fd
+        if spec.file:
+            fd = os.open(spec.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+        self._bound: Record = {"component": component, "pid": os.getpid(), **bound}
+        self.level = LEVELS[spec.level]
+        render = render_json if spec.format == "json" else render_text
+        self.sink = LogSink(fd, size=spec.queue_size, render=render, stamp=self._bound)
+        self.event: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
+            None, wrapper_class=structlog.make_filtering_bound_logger(0), processors=[self._emit]
+        )
+
+    def set_level(self, level: int) -> None:
+        """Change the level at run time (10 debug … 40 error)."""
+        self.level = level
+
+    def request(self, fields: Record) -> None:
+        """Write the one canonical line of a request. The record is handed over: do not change it afterwards."""
+        if self.level <= LEVELS["info"]:
+            now = time.time()
+            self.sink.put({"time": now, "timestamp": _iso(now), "level": "info", "event": "request", **self._bound, **fields})
+
+    def close(self) -> None:
+        """Flush, for a bounded time."""
+        self.sink.close()
+
+    def _emit(self, _: Any, method: str, event: Any) -> Any:
+        level = {"exception": "error", "warn": "warning", "msg": "info"}.get(method, method)
+        if LEVELS.get(level, 50) >= self.level:
+            if error := event.pop("exc_info", None):
+                event["traceback"] = _traceback(error)
+            now = time.time()
+            self.sink.put({"time": now, "timestamp": _iso(now), "level": level, **self._bound, **event})
+        raise structlog.DropEvent
+
+
+def configure(component: str, spec: LogSpec, **bound: Any) -> Log:
+    """Set up logging for this process, once. `bound` fields stand in every line.
+
+    Raises:
+        OSError: when the log file cannot be opened.
+    """
+    log = Log(component, spec, **bound)
+    root = logging.getLogger()
+    root.handlers[:] = [_StdlibHandler(log)]
+    root.setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+    warnings.simplefilter("default")
+    sys.excepthook = lambda kind, error, trace: _uncaught(log, kind, error, trace, "main")
+    threading.excepthook = lambda a: _uncaught(
+        log, a.exc_type, a.exc_value, a.exc_traceback, a.thread.name if a.thread else "?"
+    )
+    atexit.register(log.close)
+    return log
+
+
+def render_text(record: Record) -> bytes:
+    """Make one line for people: time, level, who, event, then the rest as key=value."""
+    rest = dict(record)
+    stamp = str(rest.pop("timestamp", ""))[11:23]
+    level, event, component = (str(rest.pop(k, "?")) for k in ("level", "event", "component"))
+    who = component if (slot := rest.pop("worker", None)) is None else f"{component} {slot}"
+    for name in ("time", "pid"):
+        rest.pop(name, None)
+    tail = rest.pop("traceback", None)
+    words = " ".join(f"{k}={v}" for k, v in rest.items() if v not in (None, ""))
+    text = f"{stamp} {level:<7} {who:<10} {event} {words}".rstrip()
+    if tail:
+        text += "\n" + str(tail).rstrip()
+    return text.encode("utf-8", "replace") + b"\n"
+
+
+class _StdlibHandler(logging.Handler):
+    """Takes what libraries log through the standard library into the same lines."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Turn one stdlib record into an event `library_log`."""
+        level = record.levelname.lower()
+        method = getattr(self._log.event, level if level in LEVELS else "error")
+        try:
+            text = record.getMessage()
+        except Exception as e:  # a library's bad format string must not become our fault
+            text = f"{record.msg!r} ({type(e).__name__} while formatting)"
+        fields: Record = {"source": record.name, "message": text}
+        if record.exc_info and record.exc_info[1]:
+            fields["traceback"] = _traceback(record.exc_info[1])
+        method("library_log", **fields)
+
+
+def _uncaught(
+    log: Log, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None, thread: str
+) -> None:
+    text = "".join(traceback.format_exception(kind, error, trace))
+    log.event.error("uncaught_exception", thread=thread, error=f"{kind.__name__}: {error}", traceback=text)
+
+
+def _traceback(error: Any) -> str:
+    if error is True:
+        return traceback.format_exc()
+    if isinstance(error, BaseException):
+        return "".join(traceback.format_exception(error))
+    if isinstance(error, tuple):
+        return "".join(traceback.format_exception(*error))
+    return str(error)
+
+
+def _iso(now: float) -> str:
+    return datetime.fromtimestamp(now, UTC).isoformat(timespec="microseconds")

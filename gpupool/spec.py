@@ -1,0 +1,126 @@
+"""What a child process is told at its start: plain values, checked by the supervisor, sent as its first channel message."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class LogSpec:
+    """Where and how a process logs. `fd` is an inherited descriptor; `file` wins when it is not empty."""
+
+    level: str = "info"
+    format: str = "json"
+    file: str = ""
+    fd: int = 2
+    queue_size: int = 10000
+
+
+@dataclass(frozen=True, slots=True)
+class BatchingSpec:
+    """Batching of one model in one worker; counts are samples."""
+
+    max_batch: int = 32
+    min_batch: int = 8
+    window_ms: float = 5.0
+    idle_window_ms: float = 1.0
+    adaptive: bool = True
+    max_queue: int = 100
+    length_buckets: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One model of the pool; its index in the list is its number on the link."""
+
+    name: str
+    version: str = "1"
+    handler: str = ""  # "pkg.module:Class"
+    directory: str = ""  # absolute; "" for a handler given by import path alone
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    batching: BatchingSpec = BatchingSpec()
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySpec:
+    """Device memory settings handed to workers."""
+
+    limit_fraction: float = 0.9
+    empty_cache_above: float = 0.9
+    start_fraction: float = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSpec:
+    """All that the router needs to know."""
+
+    pool: str
+    epoch: int
+    token: str
+    bind: tuple[str, ...]
+    workers_endpoint: str
+    slots: int
+    models: tuple[ModelSpec, ...]
+    policy: str = "shortest_wait"
+    max_pending: int = 1000
+    max_pending_bytes: int = 256 << 20
+    max_message_bytes: int = 64 << 20
+    default_timeout_ms: int = 30000
+    max_attempts: int = 2
+    log: LogSpec = LogSpec()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """All that one worker needs to know."""
+
+    pool: str
+    slot: int
+    incarnation: int
+    token: str
+    router_endpoint: str
+    device: str  # torch's name inside the process: "cpu" or "cuda:0"
+    device_id: str  # the pool's name: "cpu:0" or "GPU-…"
+    models: tuple[ModelSpec, ...]
+    heartbeat_interval_s: float = 0.2
+    load_timeout_s: float = 600.0
+    batch_timeout_s: float = 60.0
+    max_message_bytes: int = 64 << 20
+    search_path: tuple[str, ...] = ()  # put before sys.path for handler modules
+    memory: MemorySpec = MemorySpec()
+    log: LogSpec = LogSpec()
+
+
+def to_message(spec: RouterSpec | WorkerSpec) -> dict[str, Any]:
+    """Turn a spec into the first channel message."""
+    return {"t": "spec", **dataclasses.asdict(spec)}
+
+
+def router_spec(message: dict[str, Any]) -> RouterSpec:
+    """Read a router's spec from its first channel message."""
+    values = _values(message)
+    values["bind"] = tuple(values["bind"])
+    return RouterSpec(**values)
+
+
+def worker_spec(message: dict[str, Any]) -> WorkerSpec:
+    """Read a worker's spec from its first channel message."""
+    values = _values(message)
+    values["search_path"] = tuple(values["search_path"])
+    values["memory"] = MemorySpec(**values["memory"])
+    return WorkerSpec(**values)
+
+
+def _values(message: dict[str, Any]) -> dict[str, Any]:
+    values = {k: v for k, v in message.items() if k != "t"}
+    values["log"] = LogSpec(**values["log"])
+    values["models"] = tuple(_model(m) for m in values["models"])
+    return values
+
+
+def _model(values: dict[str, Any]) -> ModelSpec:
+    batching = dict(values["batching"])
+    batching["length_buckets"] = tuple(batching["length_buckets"])
+    return ModelSpec(**{**values, "batching": BatchingSpec(**batching)})

@@ -1,0 +1,1 @@
+"""A worker process: one device, its models, their batches. The only place where torch is imported."""
