@@ -120,7 +120,7 @@ def pack_work(items: Iterable[Work]) -> list[bytes]:
 def unpack_work(frames: Sequence[bytes]) -> list[Work]:
     """Decode WORK; raises LinkError."""
     try:
-        return [Work(*row[:6], _outline(row[6], frames)) for row in _list(frames)]
+        return [Work(*(*row[:6], _outline(row[6], frames))) for row in _list(frames)]
     except (TypeError, IndexError, ValueError) as e:
         raise LinkError(f"malformed work: {e}") from None
 
@@ -141,7 +141,7 @@ def pack_results(items: Iterable[Result]) -> list[bytes]:
 def unpack_results(frames: Sequence[bytes]) -> list[Result]:
     """Decode RESULTS; raises LinkError."""
     try:
-        return [Result(*row[:11], _outline(row[11], frames)) for row in _list(frames)]
+        return [Result(*(*row[:11], _outline(row[11], frames))) for row in _list(frames)]
     except (TypeError, IndexError, ValueError) as e:
         raise LinkError(f"malformed results: {e}") from None
 
@@ -165,7 +165,7 @@ def _outline(packed: list[bytes | int], frames: Sequence[bytes]) -> list[bytes]:
 
 def _list(frames: Sequence[bytes]) -> list[Any]:
     try:
-        values = msgpack.unpackb(frames[1], raw=False, max_buffer_size=0)
+        values = msgpack.unpackb(frames[1], raw=False)
     except Exception as e:
         raise LinkError(f"not msgpack: {type(e).__name__}") from None
     if type(values) is not list:
