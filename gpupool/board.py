@@ -63,7 +63,7 @@ class SlotWord(IntEnum):
     ROUTER_EPOCH = 14  # [worker] the router it is registered with
     MEMORY_BYTES = 15  # [worker] resident memory of the process
     WINDOW_NS = 16  # [worker] in force now
-    SET_BATCH_LIMIT = 24  # [supervisor] 0: as configured
+    SET_BATCH_PPM = 24  # [supervisor] share of the batch limit, in millionths; 0: all of it
     SET_WINDOW_PPM = 25  # [supervisor] share of the configured window, in millionths; 0: all of it
 
 
@@ -198,7 +198,7 @@ class Board:
         """Take over a slot's record as a new worker: clear its words, the incarnation last."""
         at = self._at(slot)
         self._words[at + SlotWord.INCARNATION] = 0
-        for word in range(1, SlotWord.SET_BATCH_LIMIT):
+        for word in range(1, SlotWord.SET_BATCH_PPM):
             self._words[at + word] = 0
         self._words[at + SlotWord.PID] = pid
         self._words[at + SlotWord.INCARNATION] = incarnation

@@ -21,6 +21,9 @@ from gpupool.channel import Channel, Message
 from gpupool.exits import Exit
 
 ENV_PARENT: Final = "GPUPOOL_PARENT_PID"
+#: A descriptor of a file that the supervisor holds locked. It is kept open until this process ends and thereby tells the next
+#: supervisor that the last process of the one before is really gone.
+ENV_LIFE: Final = "GPUPOOL_LIFE_FD"
 _PR_SET_PDEATHSIG: Final = 1
 #: The spec is sent right after the spawn; a supervisor that is silent for so long will not speak again.
 _SPEC_TIMEOUT_S: Final = 30.0
@@ -56,6 +59,8 @@ def attach() -> Inheritance:
     die_with_parent()
     board_fd, channel_fd = int(os.environ.pop(BOARD_FD)), int(os.environ.pop(CHANNEL_FD))
     os.set_inheritable(board_fd, False)
+    if life_fd := os.environ.pop(ENV_LIFE, ""):
+        os.set_inheritable(int(life_fd), False)
     channel = Channel.from_fd(channel_fd)
     if not select.select([channel], [], [], _SPEC_TIMEOUT_S)[0]:
         sys.exit(Exit.PARENT_GONE)

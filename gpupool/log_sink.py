@@ -20,6 +20,7 @@ import orjson
 MAX_LINE_BYTES: Final = 4096
 #: How long one write may wait for a full pipe before its record counts as dropped.
 _WRITE_TIMEOUT_MS: Final = 200
+_MAX_DEPTH: Final = 8
 _LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 Record = dict[str, Any]
@@ -29,8 +30,8 @@ def render_json(record: Record) -> bytes:
     """Make one JSON line of a record, whatever it holds: NaN becomes null, bytes and odd objects become text, long ones are cut."""
     try:
         line = orjson.dumps(record, default=_plain, option=orjson.OPT_NON_STR_KEYS)
-    except Exception:  # a lone surrogate, a key or a repr that raises: the record must still come out
-        line = orjson.dumps({str(_safe(k)): _safe(v) for k, v in record.items()})
+    except Exception:  # a lone surrogate, a tuple as a key, an integer beyond 64 bits: the record must still come out
+        line = orjson.dumps(_tame(record))
     if len(line) < MAX_LINE_BYTES:
         return line + b"\n"
     return _cut(record, len(line)) + b"\n"
@@ -38,7 +39,7 @@ def render_json(record: Record) -> bytes:
 
 def _cut(record: Record, size: int) -> bytes:
     """Shorten the longest texts until the line fits: a record keeps all its keys, and says how long it was."""
-    kept = {str(_safe(k)): v if isinstance(v, (int, float, bool, type(None))) else _safe(v) for k, v in record.items()}
+    kept = {k: v if isinstance(v, (int, float, str, type(None))) else _safe(v) for k, v in _tame(record).items()}
     kept["cut_from_bytes"] = size
     for room in (3000, 1500, 700, 300, 100, 40, 10):
         # The end of a long text says more than its start: the error of a traceback, the last words of a dump.
@@ -48,6 +49,20 @@ def _cut(record: Record, size: int) -> bytes:
             return line
     names = ("time", "timestamp", "level", "event", "component", "pid", "cut_from_bytes")
     return orjson.dumps({k: short[k] for k in names if k in short})
+
+
+def _tame(value: Any, depth: int = 0) -> Any:
+    """Rebuild a value of plain JSON types only; what nests too deep becomes text."""
+    if value is None or isinstance(value, (bool, float)):
+        return value
+    if isinstance(value, int) and -(1 << 63) <= value < 1 << 64:
+        return value
+    if depth < _MAX_DEPTH:
+        if isinstance(value, dict):
+            return {_safe(k): _tame(v, depth + 1) for k, v in value.items()}
+        if isinstance(value, (list, tuple, set, frozenset, deque)):
+            return [_tame(v, depth + 1) for v in value]
+    return _safe(value)
 
 
 def _plain(value: Any) -> Any:

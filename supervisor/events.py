@@ -1,0 +1,180 @@
+"""What the pool is told: facts, each about one incarnation where it is about a process. The shell makes them, pool.handle takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpupool.board import SlotRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The supervisor begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed; the board as it reads now, by slot. `late_s`: how much later than planned the loop came round."""
+
+    records: Sequence[SlotRecord]
+    late_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpawned:
+    """A worker process was started."""
+
+    slot: int
+    incarnation: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnFailed:
+    """A worker process could not be started at all."""
+
+    slot: int
+    incarnation: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoaded:
+    """A worker says that its models are loaded and warm; `info` is for the status document."""
+
+    slot: int
+    incarnation: int
+    info: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailed:
+    """A worker says why it cannot start; its exit follows."""
+
+    slot: int
+    incarnation: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """The router registered a worker."""
+
+    slot: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdle:
+    """A held worker has finished all it was given."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSick:
+    """The router saw too many infrastructure errors in a row from a worker."""
+
+    slot: int
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a process ended: exit code, or the signal that killed it; what it said last."""
+
+    code: int | None
+    signal: str | None = None
+    cause: str = ""
+    stderr: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExited:
+    """A worker process ended. `running`: tickets of the batch it was running, None when they cannot be told."""
+
+    slot: int
+    incarnation: int
+    exit: Exit
+    running: Sequence[int] | None = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RouterUp:
+    """The router has bound its sockets."""
+
+    epoch: int
+    bind: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class RouterExited:
+    """The router process ended."""
+
+    epoch: int
+    exit: Exit
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterDrained:
+    """Nothing is pending and nothing in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    """An operator wants these slots to take no new work."""
+
+    slots: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeAsked:
+    """An operator wants these slots to work again, parked ones too."""
+
+    slots: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RestartAsked:
+    """An operator wants new processes in these slots; `force` does not wait for their work."""
+
+    slots: Sequence[int]
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """Drain and stop the pool; asked again: stop waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChanged:
+    """A reload brought new rules (see pool.Policy)."""
+
+    policy: Any
+
+
+Event = (
+    Started
+    | Tick
+    | WorkerSpawned
+    | SpawnFailed
+    | WorkerLoaded
+    | WorkerFailed
+    | WorkerJoined
+    | WorkerIdle
+    | WorkerSick
+    | WorkerExited
+    | RouterUp
+    | RouterExited
+    | RouterDrained
+    | DrainAsked
+    | ResumeAsked
+    | RestartAsked
+    | StopAsked
+    | PolicyChanged
+)

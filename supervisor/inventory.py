@@ -1,0 +1,67 @@
+"""`python -m gpupool.supervisor.inventory`: the GPUs as NVML names them, one JSON value on stdout, then the end.
+
+A process of its own, because an NVML call can hang for ever; the asker waits for a bounded time and goes on without.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def read() -> dict[str, Any]:
+    """Return {"gpus": [{index, uuid, name, mig}], "problem": why there are none}; index is the place in bus order."""
+    try:
+        import pynvml
+    except ImportError as e:
+        return {"gpus": [], "problem": f"nvidia-ml-py cannot be imported: {e}"}
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as e:
+        return {"gpus": [], "problem": f"NVML: {e}"}
+    gpus = []
+    for n in range(pynvml.nvmlDeviceGetCount()):
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(n)
+            bus = pynvml.nvmlDeviceGetPciInfo(handle)
+            order = (bus.domain, bus.bus, bus.device)
+            gpus.append(
+                (
+                    order,
+                    {
+                        "uuid": _text(pynvml.nvmlDeviceGetUUID(handle)),
+                        "name": _text(pynvml.nvmlDeviceGetName(handle)),
+                        "mig": _mig(pynvml, handle),
+                    },
+                )
+            )
+        except pynvml.NVMLError:
+            continue  # a lost card is not one to start on; the others are
+    ordered = [gpu for _, gpu in sorted(gpus, key=lambda pair: pair[0])]
+    return {"gpus": [{"index": n, **gpu} for n, gpu in enumerate(ordered)], "problem": ""}
+
+
+def _mig(pynvml: Any, handle: Any) -> list[str]:
+    """UUIDs of the MIG instances of a card in MIG mode."""
+    try:
+        if pynvml.nvmlDeviceGetMigMode(handle)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
+            return []
+        count = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+    except pynvml.NVMLError:
+        return []
+    found = []
+    for n in range(count):
+        try:
+            found.append(_text(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, n))))
+        except pynvml.NVMLError:
+            continue
+    return found
+
+
+def _text(value: str | bytes) -> str:
+    """Names arrive as bytes from older bindings, and as invalid text from some cards."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+if __name__ == "__main__":
+    print(json.dumps(read()))

@@ -1,0 +1,360 @@
+"""The supervisor's shell: turns what happens into events, carries the pool's commands out, and logs each. Decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import secrets
+import signal
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, Final, assert_never
+
+from gpupool.board import Board, SlotRecord, SlotWord, Word
+from gpupool.logs import LEVELS, Log
+from gpupool.spec import LogSpec, ModelSpec, to_message
+
+from . import commands as cmd
+from . import events as ev
+from .control import ControlServer
+from .notify import Notifier
+from .pool import Pool
+from .probes import ProbeServer
+from .process import Child, raise_oom_score, thread_environment
+from .specs import allocator_environment, policy_from, router_spec_from, worker_spec_from
+from .status import About, document, summary
+from .verbs import Verbs
+
+if TYPE_CHECKING:
+    from gpupool.config import Config
+
+    from .devices import Device
+    from .instance import Instance
+
+#: The router's last books are shown when it does not answer within this time.
+_BOOKS_TIMEOUT_S: Final = 0.3
+#: Workers hold the models and grow: the kernel's OOM killer shall take one of them, not the router, and never us first.
+_OOM_SCORE: Final = {"worker": 500, "router": 300}
+_PPM: Final = 1_000_000
+
+
+class Supervisor:
+    """One pool's supervisor. `run` returns the exit code."""
+
+    def __init__(
+        self, config: Config, *, log: Log, instance: Instance, devices: Sequence[Device], models: Sequence[ModelSpec]
+    ) -> None:
+        self.config, self.log, self.models = config, log, tuple(models)
+        self.generation, self.last_reload_error = 1, None  # type: int, str | None
+        self.devices = devices
+        self._instance = instance
+        self._board = Board.create(len(devices))
+        self._board.set(Word.LOG_LEVEL, log.level)
+        self.pool = Pool(len(devices), policy_from(config), random.Random())
+        self._token = secrets.token_hex(16)
+        self._log_fd = os.dup(2)
+        self._router: Child | None = None
+        self._workers: dict[tuple[int, int], Child] = {}
+        self._whose: dict[Child, tuple[int, int] | int] = {}  # a worker's (slot, incarnation), or the router's epoch
+        self._router_message = ""
+        self._books: dict[str, Any] = {}
+        self._books_asked = 0
+        self._books_waiters: dict[int, asyncio.Future[None]] = {}
+        self._events: deque[ev.Event] = deque()
+        self._handling = False
+        self._started_at, self._started_mono = time.time(), time.monotonic()
+        self._notifier = Notifier()
+        self._announced = False
+        self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[int] = self._loop.create_future()
+        self._verbs = Verbs(self)
+        self._control = ControlServer(instance.runtime.control, self._verbs.table())
+        self._probes = ProbeServer(config.http.bind, self._readiness) if config.http.bind else None
+
+    async def run(self) -> int:
+        """Start everything and stay until the pool has quit.
+
+        Raises:
+            OSError: the control socket or the probes' address cannot be bound.
+        """
+        for name in ("SIGTERM", "SIGINT"):
+            self._loop.add_signal_handler(getattr(signal, name), self._on_stop_signal, name)
+        self._loop.add_signal_handler(signal.SIGHUP, self._on_reload_signal)
+        if self._probes:
+            await self._probes.start()
+        await self._control.start()
+        self.log.event.info(
+            "pool_starting", pool=self.config.pool.name, devices=[d.id for d in self.devices], config=str(self.config.source)
+        )
+        self.feed(ev.Started())
+        self._tick_due = time.monotonic() + self.config.supervision.heartbeat_interval_s
+        self._loop.call_at(self._loop.time() + self.config.supervision.heartbeat_interval_s, self._tick)
+        code = await self._done
+        self._control.close()
+        if self._probes:
+            self._probes.close()
+        self.log.event.info("pool_stopped", exit_code=code)
+        return code
+
+    # Events in, commands out.
+
+    def feed(self, event: ev.Event) -> None:
+        """Hand one event to the pool and carry out what follows; events that arise on the way come after it, in order."""
+        self._events.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._events:
+                for command in self.pool.handle(self._events.popleft(), time.monotonic()):
+                    self._carry_out(command)
+        finally:
+            self._handling = False
+        self._tell_systemd()
+
+    def _carry_out(self, command: cmd.Command) -> None:
+        match command:
+            case cmd.SpawnWorker(slot, incarnation, reason):
+                self._spawn_worker(slot, incarnation, reason)
+            case cmd.SpawnRouter(epoch, reason):
+                self._spawn_router(epoch, reason)
+            case cmd.SignalWorker(slot, incarnation, name, reason):
+                self.log.event.info("worker_signalled", worker=slot, incarnation=incarnation, signal=name, reason=reason)
+                if child := self._workers.get((slot, incarnation)):
+                    child.signal(signal.Signals[name])
+            case cmd.KillRouter(_, reason):
+                self.log.event.warning("router_killed", reason=reason)
+                if self._router:
+                    self._router.signal(signal.SIGKILL)
+            case cmd.TellRouter(message, reason):
+                sent = self._router is not None and self._router.channel.send(message)
+                if message["t"] != "expect":
+                    self.log.event.info(
+                        "router_told", message=message["t"], worker=message.get("slot"), reason=reason, sent=sent
+                    )
+            case cmd.SetLimits(batch, window, reason):
+                for slot in range(self._board.slots):
+                    self._board.set_slot(slot, SlotWord.SET_BATCH_PPM, round(batch * _PPM))
+                    self._board.set_slot(slot, SlotWord.SET_WINDOW_PPM, round(window * _PPM))
+                self.log.event.warning("limits_set", batch_factor=batch, window_factor=window, reason=reason)
+            case cmd.Report(event, slot, level, fields):
+                getattr(self.log.event, level)(event, **({} if slot is None else {"worker": slot}), **dict(fields))
+            case cmd.Quit(code, reason):
+                self.log.event.info("pool_quitting", exit_code=int(code), reason=reason)
+                self._end_children()
+                if not self._done.done():
+                    self._done.set_result(int(code))
+            case _:
+                assert_never(command)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        late_s = now - self._tick_due
+        # From now on, not from when it was due: after a pause there is one tick, not a burst of them.
+        self._tick_due = now + self.config.supervision.heartbeat_interval_s
+        if not self._done.done():
+            self._loop.call_later(self.config.supervision.heartbeat_interval_s, self._tick)
+        self.feed(ev.Tick(self.records(), late_s))
+
+    # Processes.
+
+    def _spawn_worker(self, slot: int, incarnation: int, reason: str) -> None:
+        device = self.devices[slot]
+        environment = {
+            **thread_environment(len(self.devices), os.environ), **allocator_environment(self.config), **device.environment(),
+        }  # fmt: skip
+        spec = worker_spec_from(
+            self.config, runtime=self._instance.runtime, slot=slot, incarnation=incarnation, token=self._token,
+            device=device, models=self.models, log=self.log_spec(),
+        )  # fmt: skip
+        try:
+            child = self._start("gpupool.worker", environment)
+        except OSError as e:
+            self.log.event.error("worker_not_spawned", worker=slot, incarnation=incarnation, error=str(e))
+            self.feed(ev.SpawnFailed(slot, incarnation, str(e)))
+            return
+        child.channel.send(to_message(spec))
+        raise_oom_score(child.pid, _OOM_SCORE["worker"])
+        self._workers[slot, incarnation] = child
+        self._whose[child] = (slot, incarnation)
+        self.log.event.info(
+            "worker_spawned", worker=slot, incarnation=incarnation, child=child.pid, device=device.id, reason=reason
+        )
+        self.feed(ev.WorkerSpawned(slot, incarnation, child.pid))
+
+    def _spawn_router(self, epoch: int, reason: str) -> None:
+        spec = router_spec_from(
+            self.config, runtime=self._instance.runtime, epoch=epoch, token=self._token, slots=len(self.devices),
+            models=self.models, log=self.log_spec(),
+        )  # fmt: skip
+        self._router_message = ""
+        try:
+            child = self._start("gpupool.router", {})
+        except OSError as e:
+            self.log.event.error("router_not_spawned", error=str(e))
+            self._router = None
+            self.feed(ev.RouterExited(epoch, ev.Exit(None, None, str(e))))
+            return
+        self._board.set(Word.ROUTER_EPOCH, epoch)
+        child.channel.send(to_message(spec))
+        raise_oom_score(child.pid, _OOM_SCORE["router"])
+        self._router = child
+        self._whose[child] = epoch
+        self.log.event.info("router_spawned", child=child.pid, epoch=epoch, reason=reason)
+
+    def _start(self, module: str, environment: dict[str, str]) -> Child:
+        return Child(
+            module, loop=self._loop, environment=environment, board_fd=self._board.fd, life_fd=self._instance.life_fd,
+            log_fd=self._log_fd, on_exit=self._on_exit, on_readable=self._on_message, on_line=self._on_line,
+        )  # fmt: skip
+
+    def _on_exit(self, child: Child) -> None:
+        whose = self._whose.pop(child)
+        if isinstance(whose, int):
+            self._router = None
+            for waiter in self._books_waiters.values():
+                waiter.cancel()
+            self.feed(ev.RouterExited(whose, child.exit(), self._router_message))
+            return
+        del self._workers[whose]
+        slot, incarnation = whose
+        record = self._board.read(slot)
+        # A record that is not this process's names nobody: it died before it could have run anything.
+        running = self._board.running(slot) if record.incarnation == incarnation else []
+        self.feed(ev.WorkerExited(slot, incarnation, child.exit(), running))
+
+    def _on_message(self, child: Child) -> None:
+        try:
+            message = child.channel.receive()
+        except EOFError:
+            child.ignore_channel()
+            return
+        if message is None:
+            return
+        whose = self._whose[child]
+        if isinstance(whose, int):
+            self._on_router_message(whose, message)
+        else:
+            self._on_worker_message(*whose, message)
+
+    def _on_router_message(self, epoch: int, m: dict[str, Any]) -> None:
+        match m.get("t"):
+            case "up":
+                self.feed(ev.RouterUp(epoch, m["bind"]))
+            case "failed":
+                self._router_message = str(m["message"])
+            case "joined":
+                self.feed(ev.WorkerJoined(m["slot"], m["incarnation"]))
+            case "idle":
+                self.feed(ev.WorkerIdle(m["slot"]))
+            case "sick":
+                self.feed(ev.WorkerSick(m["slot"], m["incarnation"], m["reason"]))
+            case "drained":
+                self.feed(ev.RouterDrained())
+            case "stats":
+                self._books = m
+                if (waiter := self._books_waiters.get(m["n"])) and not waiter.done():
+                    waiter.set_result(None)
+            case kind:
+                self.log.event.warning("unknown_message", source="router", kind=kind)
+
+    def _on_worker_message(self, slot: int, incarnation: int, m: dict[str, Any]) -> None:
+        match m.get("t"):
+            case "loaded":
+                self.feed(ev.WorkerLoaded(slot, incarnation, {k: v for k, v in m.items() if k != "t"}))
+            case "failed":
+                self.log.event.error(
+                    "worker_cannot_start", worker=slot, incarnation=incarnation, stage=m.get("stage"), error=m.get("message"),
+                    traceback=m.get("traceback"),
+                )  # fmt: skip
+                self.feed(ev.WorkerFailed(slot, incarnation, f"{m.get('stage')}: {m.get('message')}"))
+            case kind:
+                self.log.event.warning("unknown_message", source="worker", worker=slot, kind=kind)
+
+    def _on_line(self, child: Child, source: str, text: str) -> None:
+        whose = self._whose.get(child)
+        if isinstance(whose, tuple):
+            self.log.event.info(
+                "output", component="worker", pid=child.pid, worker=whose[0], incarnation=whose[1], source=source, line=text
+            )
+        else:
+            self.log.event.info("output", component="router", pid=child.pid, source=source, line=text)
+
+    def _end_children(self) -> None:
+        """Kill what is left when the pool quits: nothing may outlive it."""
+        for child in (*self._workers.values(), *([self._router] if self._router else [])):
+            child.signal(signal.SIGKILL)
+
+    # What is asked, and what is told.
+
+    def records(self) -> list[SlotRecord]:
+        """The board as it reads now."""
+        return [self._board.read(slot) for slot in range(self._board.slots)]
+
+    def log_spec(self) -> LogSpec:
+        """How children log: as we do now."""
+        level = next(name for name, value in LEVELS.items() if value == self.log.level)
+        logs = self.config.logs
+        return LogSpec(level=level, format=logs.format, file=logs.file, fd=self._log_fd, queue_size=logs.queue_size)
+
+    async def status(self) -> dict[str, Any]:
+        """The status document, with fresh books if the router gives them in time, else its last ones."""
+        if self._router is not None and self.pool.router.up:
+            self._books_asked += 1
+            n = self._books_asked
+            self._books_waiters[n] = self._loop.create_future()
+            try:
+                if self._router.channel.send({"t": "stats", "n": n}):
+                    await asyncio.wait_for(self._books_waiters[n], _BOOKS_TIMEOUT_S)
+            except (TimeoutError, asyncio.CancelledError):
+                self.log.event.warning("router_books_late", timeout_s=_BOOKS_TIMEOUT_S)
+            finally:
+                del self._books_waiters[n]
+        about = About(
+            name=self.config.pool.name, pid=os.getpid(), started_at=self._started_at, started_mono=self._started_mono,
+            generation=self.generation, devices=self.devices, models=self.models, last_reload_error=self.last_reload_error,
+        )  # fmt: skip
+        return document(
+            self.pool, about, self._books, self._router.pid if self._router else None, self.records(), time.monotonic()
+        )
+
+    def apply(self, config: Config, models: Sequence[ModelSpec]) -> None:
+        """Put the live part of a new, checked configuration into force everywhere."""
+        self.config, self.generation, self.last_reload_error = config, self.generation + 1, None
+        self.models = (
+            tuple(replace(old, batching=new.batching) for old, new in zip(self.models, models, strict=False)) or self.models
+        )
+        self.log.set_level(LEVELS[config.logs.level])
+        self._board.set(Word.LOG_LEVEL, self.log.level)
+        self.feed(ev.PolicyChanged(policy_from(config)))
+        r = config.router
+        if self._router:
+            self._router.channel.send({
+                "t": "settings", "max_pending": r.max_pending, "max_pending_bytes": r.max_pending_bytes,
+                "default_timeout_ms": r.default_timeout_ms, "policy": r.policy,
+                "batching": [asdict(m.batching) for m in self.models],
+            })  # fmt: skip
+        for child in self._workers.values():
+            child.channel.send({"t": "settings", "batching": [asdict(m.batching) for m in self.models]})
+
+    def _readiness(self) -> tuple[bool, str]:
+        return self.pool.ready, summary(self.pool, int(self._books.get("pending", 0)))
+
+    def _tell_systemd(self) -> None:
+        if self.pool.ready and not self._announced:
+            self._announced = True
+            self._notifier.send(READY=1)
+            self.log.event.info("pool_ready", after_s=round(time.monotonic() - self._started_mono, 3))
+        self._notifier.status(summary(self.pool, int(self._books.get("pending", 0))))
+
+    def _on_stop_signal(self, name: str) -> None:
+        self.log.event.info("stop_asked", signal=name)
+        self._notifier.send(STOPPING=1)
+        self.feed(ev.StopAsked())
+
+    def _on_reload_signal(self) -> None:
+        task = self._loop.create_task(self._verbs.reload_quietly())
+        self._reloading = task  # a task without a reference may be collected before it has run

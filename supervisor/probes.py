@@ -1,0 +1,63 @@
+"""/livez and /readyz over HTTP, for load balancers and orchestrators: two questions, two answers.
+
+Liveness says that the supervisor's loop turns; readiness that requests would be served. It stays live while it drains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+_MAX_REQUEST_BYTES: Final = 8192
+_TIMEOUT_S: Final = 5.0
+
+
+class ProbeServer:
+    """Answers the two probes; `ready` returns (ready, reason)."""
+
+    def __init__(self, bind: str, ready: Callable[[], tuple[bool, str]]) -> None:
+        self._host, _, port = bind.rpartition(":")
+        self._port = int(port)
+        self._ready = ready
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen; raises OSError when the address is taken."""
+        self._server = await asyncio.start_server(self._serve, self._host.strip("[]"), self._port, limit=_MAX_REQUEST_BYTES)
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A scraper that hangs up in the middle, or never asks, harms nobody: every wait here is bounded and every error ends here.
+        with suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _TIMEOUT_S)
+            writer.write(self._answer(head.split(b"\r\n", 1)[0]))
+            await asyncio.wait_for(writer.drain(), _TIMEOUT_S)
+        with suppress(OSError):
+            writer.close()
+
+    def _answer(self, request_line: bytes) -> bytes:
+        method, _, rest = request_line.partition(b" ")
+        path = rest.split(b" ")[0].split(b"?")[0]
+        if method not in (b"GET", b"HEAD"):
+            return _response("405 Method Not Allowed", "only GET\n", head=False)
+        head = method == b"HEAD"
+        if path == b"/livez":
+            return _response("200 OK", "live\n", head=head)
+        if path == b"/readyz":
+            ready, reason = self._ready()
+            return _response("200 OK" if ready else "503 Service Unavailable", reason + "\n", head=head)
+        return _response("404 Not Found", "there are /livez and /readyz\n", head=head)
+
+
+def _response(status: str, body: str, *, head: bool) -> bytes:
+    text = (
+        f"HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body.encode())}\r\n"
+        f"Connection: close\r\n\r\n{'' if head else body}"
+    )
+    return text.encode()

@@ -1,0 +1,61 @@
+"""What a reload can change in a running pool, and what it cannot: the difference of two configurations, sorted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from gpupool.spec import BatchingSpec
+
+if TYPE_CHECKING:
+    from gpupool.config import Config
+
+#: Keys that take effect at once, as prefixes of the key path. All others are named in the answer as needing a restart.
+LIVE: Final = (
+    "pool.min_ready", "pool.drain_timeout_s",
+    "router.policy", "router.max_pending", "router.max_pending_bytes", "router.default_timeout_ms",
+    "supervision.heartbeat_timeout_s", "supervision.stop_timeout_s", "supervision.restart_delays_s", "supervision.stable_after_s",
+    "supervision.max_restarts", "supervision.restart_period_s", "supervision.load_timeout_s",
+    "batching.", "degrade", "logs.level",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Key paths that differ, by what happens to them."""
+
+    applied: tuple[str, ...]
+    needs_restart: tuple[str, ...]
+
+
+#: A [[model]] table may override batching, and its overrides are as live as [batching] itself.
+_LIVE_MODEL_KEYS: Final = frozenset(BatchingSpec.__dataclass_fields__)
+_TABLES: Final = ("pool", "router", "supervision", "batching", "memory", "http", "logs")
+
+
+def difference(old: Config, new: Config) -> Difference:
+    """Compare the configuration in force with one that was read."""
+    before, after = _flat(_plain(old)), _flat(_plain(new))
+    changed = sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k))
+    live = [k for k in changed if _is_live(k)]
+    return Difference(tuple(live), tuple(k for k in changed if k not in live))
+
+
+def _is_live(key: str) -> bool:
+    return key.startswith(LIVE) or (key.startswith("model[") and key.rpartition(".")[2] in _LIVE_MODEL_KEYS)
+
+
+def _plain(config: Config) -> dict[str, Any]:
+    tables = {name: getattr(config, name).model_dump() for name in _TABLES}
+    return {**tables, "degrade": [d.model_dump() for d in config.degrade], "model": [m.model_dump() for m in config.model]}
+
+
+def _flat(values: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(values, Mapping) and path.rpartition(".")[2] != "options":
+        return {
+            k: v for name, value in values.items() for k, v in _flat(value, f"{path}.{name}" if path else str(name)).items()
+        }
+    if isinstance(values, list) and values and isinstance(values[0], Mapping):
+        return {k: v for n, value in enumerate(values) for k, v in _flat(value, f"{path}[{n}]").items()}
+    return {path: values}

@@ -1,0 +1,109 @@
+"""One slot as the pool remembers it, and the steps by which its process is made to end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from .lifecycle import ALIVE, Change, State, after
+from .restart import RestartHistory
+
+#: How long a hung process may take for the stack dump that SIGABRT asks for.
+DUMP_S: Final = 2.0
+#: How long the kernel may take to end a process after SIGKILL. One that is stuck in a driver call never ends.
+KILL_S: Final = 10.0
+
+
+class Purpose(StrEnum):
+    """Why a process is being ended; decides what follows its exit."""
+
+    NONE = "none"  # nobody asked: a crash
+    RESTART = "restart"  # an operator wants a new one at once
+    REST = "rest"  # none wanted afterwards
+    REPLACE = "replace"  # it is stuck or sick: counts like a crash
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One signal and how long to wait for the exit before the next step."""
+
+    signal: str
+    wait_s: float
+
+
+def gentle(stop_timeout_s: float) -> list[Step]:
+    """Ask, then kill. SIGCONT goes along with every asking signal, else a stopped process would not see it."""
+    return [Step("SIGTERM", stop_timeout_s), Step("SIGKILL", KILL_S)]
+
+
+def hung() -> list[Step]:
+    """Make it dump its stacks, then kill."""
+    return [Step("SIGABRT", DUMP_S), Step("SIGKILL", KILL_S)]
+
+
+def forced() -> list[Step]:
+    """Kill."""
+    return [Step("SIGKILL", KILL_S)]
+
+
+@dataclass(slots=True)
+class Slot:
+    """The permanent place of one device."""
+
+    number: int
+    state: State = State.STOPPED
+    since: float = 0.0
+    incarnation: int = 0
+    pid: int | None = None
+    spawned_at: float = 0.0
+    ready_at: float | None = None
+    joined: bool = False  # registered with the present router
+    held: bool = False  # drained by an operator; outlives the process
+    late: bool = False  # its beat is missing: no new work for now
+    crashed: bool = False  # its last process died unasked and the next one is not ready yet
+    on_probation: bool = False  # started half-open from parked: the next death parks it again
+    purpose: Purpose = Purpose.NONE
+    reason: str = ""
+    ladder: list[Step] = field(default_factory=list)
+    step_ends_at: float = 0.0
+    drain_ends_at: float | None = None
+    due_at: float | None = None  # next start: end of a back-off, or a parked slot's half-open try
+    last_exit: dict[str, Any] | None = None
+    history: RestartHistory = field(default_factory=RestartHistory.empty)
+    info: dict[str, Any] = field(default_factory=dict)
+    batches: int = 0
+
+    def change(self, change: Change, now: float) -> None:
+        """Move to the state that the table names."""
+        state = after(self.state, change)
+        if state != self.state:
+            self.state, self.since = state, now
+
+    @property
+    def alive(self) -> bool:
+        """Whether a process exists."""
+        return self.state in ALIVE
+
+    @property
+    def serving(self) -> bool:
+        """Whether its process may have requests."""
+        return self.state in (State.READY, State.DRAINING)
+
+    @property
+    def restarts(self) -> int:
+        """Processes after the first."""
+        return max(0, self.incarnation - 1)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing is wrong with it: serving, on its first start, or away by an operator's wish."""
+        if self.state in (State.READY, State.DRAINING, State.DRAINED):
+            return True
+        if self.purpose == Purpose.RESTART:
+            return True
+        return not self.crashed and self.state in (State.STARTING, State.LOADING)
+
+    def stable(self, now: float, stable_after_s: float) -> bool:
+        """Whether its process served long enough, with real batches, to count as sound."""
+        return self.ready_at is not None and now >= self.ready_at + stable_after_s and self.batches > 0

@@ -1,0 +1,77 @@
+"""From the configuration to what each process is told, and to the rules the pool decides by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gpupool.spec import LogSpec, MemorySpec, ModelSpec, RouterSpec, WorkerSpec
+
+from .capacity import DegradeRule
+from .liveness import LivenessPolicy
+from .pool import Policy
+from .restart import RestartPolicy
+
+if TYPE_CHECKING:
+    from gpupool.config import Config
+    from gpupool.paths import RuntimeDir
+
+    from .devices import Device
+
+
+def policy_from(config: Config) -> Policy:
+    """The pool's rules."""
+    s = config.supervision
+    return Policy(
+        restart=RestartPolicy(
+            delays_s=tuple(s.restart_delays_s), stable_after_s=s.stable_after_s, max_restarts=s.max_restarts, period_s=s.restart_period_s
+        ),
+        liveness=LivenessPolicy(
+            heartbeat_timeout_s=s.heartbeat_timeout_s, load_timeout_s=s.load_timeout_s, batch_timeout_s=s.batch_timeout_s
+        ),
+        degrade=tuple(DegradeRule(d.healthy_below, d.batch_factor, d.window_factor) for d in config.degrade),
+        min_ready=config.pool.min_ready,
+        drain_timeout_s=config.pool.drain_timeout_s,
+        stop_timeout_s=s.stop_timeout_s,
+    )  # fmt: skip
+
+
+def router_spec_from(
+    config: Config, *, runtime: RuntimeDir, epoch: int, token: str, slots: int, models: Sequence[ModelSpec], log: LogSpec
+) -> RouterSpec:
+    """What the router is told."""
+    r = config.router
+    return RouterSpec(
+        pool=config.pool.name, epoch=epoch, token=token, bind=tuple(r.bind), workers_endpoint=f"ipc://{runtime.workers}",
+        slots=slots, models=tuple(models), policy=r.policy, max_pending=r.max_pending, max_pending_bytes=r.max_pending_bytes,
+        max_message_bytes=r.max_message_bytes, default_timeout_ms=r.default_timeout_ms, max_attempts=r.max_attempts, log=log,
+    )  # fmt: skip
+
+
+def worker_spec_from(
+    config: Config,
+    *,
+    runtime: RuntimeDir,
+    slot: int,
+    incarnation: int,
+    token: str,
+    device: Device,
+    models: Sequence[ModelSpec],
+    log: LogSpec,
+) -> WorkerSpec:
+    """What one worker is told."""
+    s, m = config.supervision, config.memory
+    return WorkerSpec(
+        pool=config.pool.name, slot=slot, incarnation=incarnation, token=token, router_endpoint=f"ipc://{runtime.workers}",
+        device=device.torch_name, device_id=device.id, models=tuple(models), heartbeat_interval_s=s.heartbeat_interval_s,
+        load_timeout_s=s.load_timeout_s, batch_timeout_s=s.batch_timeout_s, max_message_bytes=config.router.max_message_bytes,
+        search_path=(str(config.source.parent.absolute()),),
+        memory=MemorySpec(m.limit_fraction, m.empty_cache_above, m.start_fraction), log=log,
+    )  # fmt: skip
+
+
+def allocator_environment(config: Config) -> dict[str, str]:
+    """PyTorch's allocator setting, under its newer and its older name: whichever the installed version reads."""
+    if not config.memory.allocator_conf:
+        return {}
+    return dict.fromkeys(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), config.memory.allocator_conf)

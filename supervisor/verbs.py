@@ -1,0 +1,124 @@
+"""What the command line can ask of a running pool: each verb checked, logged with who asked, turned into an event."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from . import events as ev
+from .control import Refused, Verb
+from .reload import difference
+
+if TYPE_CHECKING:
+    from .loop import Supervisor
+
+Peer = tuple[int, int]
+
+
+class Verbs:
+    """The verbs of one supervisor."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._reload_lock = asyncio.Lock()
+
+    def table(self) -> dict[str, Verb]:
+        """Verb by name, for the control socket."""
+        return {
+            "status": self._status, "drain": self._drain, "resume": self._resume, "restart": self._restart, "reload": self._reload,
+        }  # fmt: skip
+
+    async def _status(self, _: dict[str, Any], __: Peer) -> Any:
+        return await self._supervisor.status()
+
+    async def _drain(self, args: dict[str, Any], peer: Peer) -> Any:
+        slots = self._slots("drain", args, peer)
+        self._supervisor.feed(ev.DrainAsked(slots))
+        return self._answer(slots)
+
+    async def _resume(self, args: dict[str, Any], peer: Peer) -> Any:
+        slots = self._slots("resume", args, peer)
+        self._supervisor.feed(ev.ResumeAsked(slots))
+        return self._answer(slots)
+
+    async def _restart(self, args: dict[str, Any], peer: Peer) -> Any:
+        slots = self._slots("restart", args, peer)
+        before = self._answer(slots)
+        self._supervisor.feed(ev.RestartAsked(slots, force=bool(args.get("force"))))
+        return before
+
+    async def _reload(self, _: dict[str, Any], peer: Peer) -> Any:
+        self._supervisor.log.event.info("asked", verb="reload", uid=peer[0], by=peer[1])
+        return await self.reload()
+
+    async def reload_quietly(self) -> None:
+        """Reload on SIGHUP: there is nobody to answer to but the log."""
+        with suppress(Refused):
+            await self.reload()
+
+    async def reload(self) -> dict[str, Any]:
+        """Read the configuration again; apply what can be applied to the running pool, name the rest.
+
+        Raises:
+            Refused: the file is bad. Nothing has changed then.
+        """
+        from gpupool.config import ConfigErrors, load_config, model_specs
+
+        s = self._supervisor
+        async with self._reload_lock:
+            try:
+                # In a thread: hashing a model's files takes longer than the loop may stand still.
+                config = await asyncio.to_thread(load_config, s.config.source)
+                models = await asyncio.to_thread(model_specs, config)
+            except ConfigErrors as e:
+                s.last_reload_error = "; ".join(str(error) for error in e.errors)
+                s.log.event.error("reload_refused", errors=[str(error) for error in e.errors])
+                raise Refused("bad_config", s.last_reload_error) from None
+            changes = difference(s.config, config)
+            s.apply(config, models)
+            s.log.event.info(
+                "reloaded",
+                config_generation=s.generation,
+                applied=list(changes.applied),
+                needs_restart=list(changes.needs_restart),
+            )
+            return {
+                "config_generation": s.generation, "applied": list(changes.applied), "needs_restart": list(changes.needs_restart),
+            }  # fmt: skip
+
+    def _slots(self, verb: str, args: dict[str, Any], peer: Peer) -> list[int]:
+        """Resolve worker names to slots; refuse unknown ones and those the verb cannot be done on.
+
+        Raises:
+            Refused: naming the worker.
+        """
+        s = self._supervisor
+        names = args.get("workers")
+        if names is None:
+            slots = [n for n in range(len(s.devices)) if s.pool.refusal(verb, n) is None]
+            if not slots:
+                raise Refused("refused", s.pool.refusal(verb, 0) or "no worker")
+        else:
+            if not isinstance(names, list):
+                raise Refused("bad_request", "workers: expected a list of slot numbers or device ids")
+            slots = list(dict.fromkeys(self._slot(str(name)) for name in names))
+            for slot in slots:
+                if (reason := s.pool.refusal(verb, slot)) is not None:
+                    raise Refused("refused", reason)
+        s.log.event.info("asked", verb=verb, workers=slots, force=args.get("force"), uid=peer[0], by=peer[1])
+        return slots
+
+    def _slot(self, name: str) -> int:
+        devices = self._supervisor.devices
+        if name.isdigit() and int(name) < len(devices):
+            return int(name)
+        for number, device in enumerate(devices):
+            if device.id == name:
+                return number
+        known = ", ".join(f"{n} ({d.id})" for n, d in enumerate(devices))
+        raise Refused("unknown_worker", f"no worker {name!r}; there are {known}")
+
+    def _answer(self, slots: list[int]) -> dict[str, Any]:
+        all_slots = self._supervisor.pool.slots
+        return {"workers": [{"worker": n, "incarnation": all_slots[n].incarnation, "state": all_slots[n].state} for n in slots]}

@@ -1,0 +1,394 @@
+"""The pool's decisions, in virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from gpupool.board import Phase
+from gpupool.exits import Exit
+from gpupool.supervisor import commands as cmd
+from gpupool.supervisor import events as ev
+from gpupool.supervisor.lifecycle import ALIVE
+from gpupool.supervisor.pool import PoolState
+from support.world import POLICY, World
+
+
+def test_a_pool_is_ready_when_its_workers_have_joined_not_when_they_have_started() -> None:
+    world = World(load_s=8.0)
+    world.feed(ev.Started())
+    world.run(7.0)
+    assert not world.pool.ready
+    assert world.states() == ["loading", "loading"]
+    world.run(2.0)
+    assert world.pool.ready
+    assert world.pool.state == PoolState.READY
+
+
+def test_no_worker_at_all_is_not_ready() -> None:
+    world = World(fails_to_load={0, 1}).start()
+    world.run(300.0)
+    assert not world.pool.ready
+
+
+def test_a_killed_worker_is_replaced_at_once_and_its_batch_is_blamed() -> None:
+    world = World().start()
+    commands = world.kill(0)
+    lost = next(c for c in commands if isinstance(c, cmd.TellRouter) and c.message["t"] == "lost")
+    assert lost.message == {
+        "t": "lost", "slot": 0, "incarnation": 1, "running": (1, 2), "blame": True, "reason": "killed from outside",
+    }  # fmt: skip
+    assert commands.index(lost) < next(i for i, c in enumerate(commands) if isinstance(c, cmd.SpawnWorker))
+    world.run(2.0)
+    assert world.states() == ["ready", "ready"]
+    assert [s.restarts for s in world.pool.slots] == [1, 0]
+
+
+def test_an_exit_with_code_zero_is_as_unexpected_as_any() -> None:
+    world = World().start()
+    world.kill(0, code=0)
+    world.run(2.0)
+    assert world.pool.slots[0].restarts == 1
+    assert world.pool.slots[0].last_exit is not None
+
+
+def test_limits_shrink_in_the_call_that_learns_of_a_death() -> None:
+    world = World(slots=4).start()
+    commands = world.kill(0)
+    assert cmd.SetLimits(0.75, 0.5, "3 of 4 workers are healthy") in commands
+    world.run(20.0)
+    assert world.pool.factors.batch == 1.0
+
+
+def test_a_crash_loop_backs_off_and_then_parks_and_is_tried_again_later() -> None:
+    world = World(slots=4, fails_to_load={1}).start()
+    world.run(300.0)
+    starts = [at for at, slot in world.spawns if slot == 1]
+    assert 4 <= len(starts) <= 6
+    assert all(b - a >= d for a, b, d in zip(starts[1:], starts[2:], (5.0, 30.0, 60.0), strict=False))
+    world.run(300.0)
+    assert world.states()[1] == "parked"
+    assert world.pool.ready_count == 3
+    before = len(world.spawns)
+    world.run(400.0)
+    assert len(world.spawns) == before
+    world.fails_to_load.clear()
+    world.run(600.0)
+    assert world.states()[1] == "ready"
+
+
+def test_a_half_open_try_that_fails_parks_again_at_once() -> None:
+    world = World(fails_to_load={1}).start()
+    world.run(600.0)
+    assert world.states()[1] == "parked"
+    before = len(world.spawns)
+    world.run(905.0)
+    assert len(world.spawns) == before + 1
+    assert world.states()[1] == "parked"
+
+
+def test_resume_unparks() -> None:
+    world = World(fails_to_load={1}).start()
+    world.run(600.0)
+    world.fails_to_load.clear()
+    world.feed(ev.ResumeAsked([1]))
+    world.run(2.0)
+    assert world.states()[1] == "ready"
+
+
+def test_an_exit_that_no_restart_can_help_parks_at_once_and_the_pool_gives_up_if_all_are_so() -> None:
+    world = World(fails_to_load={0, 1}, exit_code=Exit.BAD_CONFIG).start()
+    assert len(world.spawns) == 2
+    assert world.quit_code == Exit.BAD_CONFIG
+
+
+def test_a_hung_batch_is_dumped_then_killed_and_replaced() -> None:
+    world = World().start()
+    process = world.processes[0]
+    process.phase, process.phase_deadline = Phase.BATCH, world.now + 60.0
+    world.run(59.0)
+    assert world.states()[0] == "ready"
+    world.run(2.0)
+    signals = [c.signal for c in world.log if isinstance(c, cmd.SignalWorker)]
+    assert signals == ["SIGABRT"]
+    assert world.told("lost")[0]["blame"] is True
+    world.run(2.0)
+    assert world.states()[0] == "ready"
+
+
+def test_a_frozen_worker_gets_no_new_work_and_is_not_killed_for_its_beat_alone() -> None:
+    world = World().start()
+    process = world.processes[0]
+    process.frozen, process.phase, process.phase_deadline = True, Phase.BATCH, world.now + 60.0
+    world.run(30.0)
+    assert world.told("avoid") == [{"t": "avoid", "slot": 0, "on": True}]
+    assert not [c for c in world.log if isinstance(c, cmd.SignalWorker)]
+    process.frozen = False
+    world.run(1.0)
+    assert world.told("avoid")[-1] == {"t": "avoid", "slot": 0, "on": False}
+    process.phase = Phase.IDLE
+    world.run(100.0)
+    assert world.pool.slots[0].restarts == 0
+
+
+def test_a_process_that_survives_sigkill_blocks_its_card_and_nothing_else() -> None:
+    world = World().start()
+    process = world.processes[0]
+    process.in_kernel, process.phase, process.phase_deadline = True, Phase.BATCH, world.now + 1.0
+    world.run(20.0)
+    assert world.states() == ["unkillable", "ready"]
+    assert world.pool.refusal("restart", 0)
+    world.feed(ev.StopAsked())
+    world.run(5.0)
+    assert world.quit_code == Exit.OK
+
+
+def test_a_pause_of_the_host_kills_nobody() -> None:
+    world = World().start()
+    for process in world.processes.values():
+        process.phase, process.phase_deadline, process.frozen = Phase.BATCH, world.now + 60.0, True
+    world.now += 3600.0
+    world.feed(ev.Tick([world.record(0), world.record(1)], late_s=3600.0))
+    for process in world.processes.values():
+        process.phase, process.frozen = Phase.IDLE, False
+    world.run(10.0)
+    assert [s.restarts for s in world.pool.slots] == [0, 0]
+
+
+def test_drain_finishes_what_is_accepted_and_the_process_stays() -> None:
+    world = World().start()
+    world.busy.add(1)
+    world.feed(ev.DrainAsked([1]))
+    world.run(5.0)
+    assert world.states() == ["ready", "draining"]
+    world.busy.clear()
+    world.feed(ev.WorkerIdle(1))
+    assert world.states() == ["ready", "drained"]
+    assert world.pool.degraded
+    assert world.pool.ready
+    world.feed(ev.ResumeAsked([1]))
+    assert world.states() == ["ready", "ready"]
+    assert len(world.spawns) == 2
+
+
+def test_drained_by_wish_is_no_reason_to_degrade_limits() -> None:
+    world = World().start()
+    world.feed(ev.DrainAsked([1]))
+    world.run(5.0)
+    assert world.pool.factors.batch == 1.0
+
+
+def test_a_drained_worker_that_dies_is_not_revived_until_it_is_resumed() -> None:
+    world = World().start()
+    world.busy.add(1)
+    world.feed(ev.DrainAsked([1]))
+    world.kill(1)
+    world.run(600.0)
+    assert world.states()[1] == "stopped"
+    world.feed(ev.ResumeAsked([1]))
+    world.run(2.0)
+    assert world.states()[1] == "ready"
+    assert 1 not in world.router_held
+
+
+def test_a_planned_restart_drains_first_and_is_no_crash() -> None:
+    world = World().start()
+    world.busy.add(0)
+    world.feed(ev.RestartAsked([0]))
+    world.run(3.0)
+    assert world.states()[0] == "draining"
+    world.busy.clear()
+    world.feed(ev.WorkerIdle(0))
+    world.run(2.0)
+    slot = world.pool.slots[0]
+    assert (slot.state, slot.incarnation, len(slot.history.deaths)) == ("ready", 2, 0)
+    assert world.told("lost")[0]["blame"] is False
+    assert world.pool.factors.batch == 1.0
+
+
+def test_a_restarted_worker_gets_work_again() -> None:
+    world = World().start()
+    world.feed(ev.RestartAsked([0]))
+    world.run(3.0)
+    assert world.states()[0] == "ready"
+    assert 0 not in world.router_held
+
+
+def test_a_planned_restart_does_not_wait_for_ever() -> None:
+    world = World().start()
+    world.busy.add(0)
+    world.feed(ev.RestartAsked([0]))
+    world.run(POLICY.drain_timeout_s + 3.0)
+    assert world.pool.slots[0].incarnation == 2
+
+
+def test_a_restart_that_races_a_crash_starts_one_process() -> None:
+    world = World().start()
+    world.busy.add(0)
+    world.feed(ev.RestartAsked([0]))
+    world.kill(0)
+    world.run(3.0)
+    assert world.pool.slots[0].incarnation == 2
+    assert world.states()[0] == "ready"
+
+
+def test_an_older_incarnation_is_ignored() -> None:
+    world = World().start()
+    world.kill(0)
+    world.run(2.0)
+    assert world.feed(ev.WorkerExited(0, 1, ev.Exit(1), ())) == []
+    assert world.states()[0] == "ready"
+
+
+def test_stop_finishes_the_work_then_the_workers_then_the_router() -> None:
+    world = World().start()
+    world.busy.add(0)
+    world.feed(ev.StopAsked())
+    world.run(5.0)
+    assert world.states() == ["ready", "ready"]
+    world.busy.clear()
+    world.run(1.0)
+    kinds = [
+        c.message["t"] if isinstance(c, cmd.TellRouter) else type(c).__name__ for c in world.log
+        if isinstance(c, cmd.SignalWorker | cmd.Quit) or (isinstance(c, cmd.TellRouter) and c.message["t"] in ("drain", "stop"))
+    ]  # fmt: skip
+    assert kinds == ["drain", "SignalWorker", "SignalWorker", "stop", "Quit"]
+    assert world.quit_code == Exit.OK
+
+
+def test_a_stuck_request_does_not_hold_the_stop_beyond_its_limit() -> None:
+    world = World().start()
+    world.busy.add(0)
+    world.processes[0].phase, world.processes[0].phase_deadline = Phase.BATCH, world.now + 1e6
+    world.feed(ev.StopAsked())
+    world.run(POLICY.drain_timeout_s - 1.0)
+    assert world.quit_code is None
+    world.run(3.0)
+    assert world.quit_code == Exit.OK
+
+
+def test_a_second_stop_shortens_the_drain() -> None:
+    world = World().start()
+    world.busy.add(0)
+    world.feed(ev.StopAsked())
+    world.run(1.0)
+    world.feed(ev.StopAsked())
+    world.run(1.0)
+    assert world.quit_code == Exit.OK
+
+
+def test_a_router_that_dies_is_replaced_and_told_everything_again() -> None:
+    world = World().start()
+    world.feed(ev.DrainAsked([1]))
+    world.router_held.clear()
+    world.feed(ev.RouterExited(1, ev.Exit(None, "SIGKILL", "killed")))
+    assert world.pool.router.epoch == 2
+    assert not world.pool.ready
+    assert world.router_held == {1}
+    world.feed(ev.WorkerJoined(0, 1))
+    assert world.pool.ready
+
+
+def test_a_router_that_never_binds_ends_the_pool_with_its_words() -> None:
+    world = World(router_starts=False).start()
+    world.run(20.0)
+    assert world.quit_code == Exit.FAILED
+    quits = [c for c in world.log if isinstance(c, cmd.Quit)]
+    assert quits[0].reason == "address in use"
+
+
+def test_a_sick_worker_is_replaced_without_blaming_its_requests() -> None:
+    world = World().start()
+    world.feed(ev.WorkerSick(0, 1, "5 internal errors in a row"))
+    world.run(3.0)
+    assert world.pool.slots[0].incarnation == 2
+    assert world.states()[0] == "ready"
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Random schedules: whatever happens, the invariants hold."""
+
+    @initialize(slots=st.integers(1, 5), seed=st.integers(0, 1000))
+    def begin(self, slots: int, seed: int) -> None:
+        self.world = World(slots=slots, seed=seed, policy=replace(POLICY, drain_timeout_s=5.0)).start()
+
+    def one(self, n: int) -> int:
+        return n % self.world.slots
+
+    @rule(n=st.integers(0, 9), code=st.sampled_from([None, 0, 1, 70, 75]))
+    def worker_dies(self, n: int, code: int | None) -> None:
+        if self.one(n) in self.world.processes:
+            self.world.kill(self.one(n), code=code)
+
+    @rule(n=st.integers(0, 9), frozen=st.booleans())
+    def worker_freezes_or_thaws(self, n: int, frozen: bool) -> None:
+        if process := self.world.processes.get(self.one(n)):
+            process.frozen = frozen
+
+    @rule(n=st.integers(0, 9), busy=st.booleans())
+    def worker_has_work(self, n: int, busy: bool) -> None:
+        slot = self.one(n)
+        if busy and slot in self.world.processes:
+            self.world.busy.add(slot)
+        elif not busy and slot in self.world.busy:
+            self.world.busy.discard(slot)
+            if slot in self.world.router_held:
+                self.world.feed(ev.WorkerIdle(slot))
+
+    @rule(n=st.integers(0, 9), verb=st.sampled_from(["drain", "resume", "restart", "force"]))
+    def operator_acts(self, n: int, verb: str) -> None:
+        slot = self.one(n)
+        if self.world.pool.refusal("restart" if verb == "force" else verb, slot) is None and self.world.quit_code is None:
+            events: dict[str, ev.Event] = {
+                "drain": ev.DrainAsked([slot]), "resume": ev.ResumeAsked([slot]), "restart": ev.RestartAsked([slot]),
+                "force": ev.RestartAsked([slot], force=True),
+            }  # fmt: skip
+            self.world.feed(events[verb])
+
+    @rule(slots=st.sets(st.integers(0, 4)))
+    def models_break_or_heal(self, slots: set[int]) -> None:
+        self.world.fails_to_load = slots
+
+    @rule()
+    def router_dies(self) -> None:
+        if self.world.router_alive and self.world.quit_code is None:
+            self.world.router_alive = False
+            self.world.feed(ev.RouterExited(self.world.pool.router.epoch, ev.Exit(None, "SIGKILL", "killed")))
+            for process in list(self.world.processes.values()):
+                if process.joined and self.world.router_alive:
+                    self.world.feed(ev.WorkerJoined(process.slot, process.incarnation))
+
+    @rule(seconds=st.floats(0.2, 40.0))
+    def time_passes(self, seconds: float) -> None:
+        self.world.run(seconds)
+
+    @invariant()
+    def a_slot_has_a_process_exactly_when_its_state_says_so(self) -> None:
+        if self.world.quit_code is None:
+            for slot in self.world.pool.slots:
+                assert (slot.number in self.world.processes) == (slot.state in ALIVE)
+
+    @invariant()
+    def limits_never_exceed_what_is_configured(self) -> None:
+        assert 0 < self.world.pool.factors.batch <= 1
+
+    @invariant()
+    def a_drained_worker_serves_nothing(self) -> None:
+        for slot in self.world.pool.slots:
+            if slot.held and self.world.router_alive:
+                assert slot.state != "ready"
+
+    def teardown(self) -> None:
+        if hasattr(self, "world") and self.world.quit_code is None:
+            self.world.feed(ev.StopAsked())
+            self.world.run(60.0)
+            assert self.world.quit_code == Exit.OK, self.world.states()
+
+
+PoolMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestPoolMachine = PoolMachine.TestCase

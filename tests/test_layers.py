@@ -1,0 +1,107 @@
+"""Who may import whom: read from the sources, so that no import hidden in a function escapes."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROCESSES = ("supervisor", "router", "worker")
+#: Modules that may touch the clock, sockets, files, the environment or threads. All others only compute.
+SHELLS = {
+    "supervisor": {
+        "__init__",
+        "control",
+        "devices",
+        "instance",
+        "inventory",
+        "loop",
+        "main",
+        "notify",
+        "probes",
+        "process",
+        "verbs",
+    },
+    "router": {"__init__", "__main__", "loop", "outbox"},
+    "worker": None,  # listed when it is complete
+}
+IMPURE = {
+    "os",
+    "time",
+    "random",
+    "asyncio",
+    "socket",
+    "select",
+    "threading",
+    "subprocess",
+    "signal",
+    "zmq",
+    "torch",
+    "structlog",
+    "uvloop",
+    "psutil",
+}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Absolute names of all that a file imports, also within functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def sources(folder: str) -> list[Path]:
+    return sorted(p for p in (ROOT / folder).glob("*.py"))
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_no_process_imports_another(process: str) -> None:
+    others = tuple(f"gpupool.{p}" for p in PROCESSES if p != process)
+    for path in sources(process):
+        for name in imports(path):
+            assert not name.startswith(others), f"{path.name} imports {name}"
+            assert name.partition(".")[0] not in PROCESSES, f"{path.name}: say gpupool.{name}, or import it relatively"
+
+
+def test_torch_is_imported_by_workers_only() -> None:
+    allowed = {"worker", "data", "models"}
+    for path in ROOT.glob("[gsrw]*/**/*.py"):
+        if allowed & set(path.relative_to(ROOT).parts):
+            continue
+        assert not any(n.split(".")[0] == "torch" for n in imports(path)), path
+
+
+def test_nvml_is_imported_by_the_processes_that_may_hang_only() -> None:
+    for folder in ("gpupool", *PROCESSES):
+        for path in sources(folder):
+            if path.name not in ("inventory.py", "probe.py"):
+                assert not any(n.split(".")[0] == "pynvml" for n in imports(path)), path
+
+
+@pytest.mark.parametrize("process", [p for p in PROCESSES if SHELLS[p] is not None])
+def test_what_is_not_a_shell_is_pure(process: str) -> None:
+    shells = SHELLS[process]
+    assert shells is not None
+    for path in sources(process):
+        if path.stem in shells:
+            continue
+        impure = {n for n in imports(path) if n.split(".")[0] in IMPURE}
+        # A random generator is handed in; naming its type is no act.
+        assert not impure - {"random"}, f"{process}/{path.name} imports {sorted(impure)}"
+
+
+@pytest.mark.parametrize(
+    "module", ["gpupool", "gpupool.wire", "gpupool.client", "gpupool.cli", "gpupool.supervisor.loop", "gpupool.router.core"]
+)
+def test_torch_stays_out_of_all_but_the_worker(module: str) -> None:
+    code = f"import sys, {module}; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.strip() == "[]"
