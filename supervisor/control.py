@@ -83,8 +83,10 @@ class ControlServer:
     async def _answer(self, line: bytes, peer: tuple[int, int]) -> Answer:
         try:
             request = json.loads(line)
-            verb = request.pop("verb")
-        except (ValueError, KeyError, AttributeError):
+        except (ValueError, RecursionError):
+            request = None
+        verb = request.pop("verb", None) if isinstance(request, dict) else None
+        if not isinstance(verb, str):
             return _error("bad_request", 'expected one JSON object with a "verb" on a line')
         if verb not in self._verbs:
             return _error("unknown_verb", f"{verb!r} is none of {', '.join(sorted(self._verbs))}")

@@ -45,7 +45,11 @@ class Instance:
             raise AlreadyRunning(f"another pool (pid {holder}) runs with the runtime directory {runtime.path}") from None
         os.ftruncate(self._lock_fd, 0)
         os.pwrite(self._lock_fd, f"{os.getpid()}\n".encode(), 0)
-        self.life_fd = _take_life(runtime.path / "life")
+        try:
+            self.life_fd = _take_life(runtime.path / "life")
+        except BaseException:
+            os.close(self._lock_fd)
+            raise
         for path in (runtime.control, runtime.workers):
             with suppress(FileNotFoundError):
                 path.unlink()

@@ -1,0 +1,77 @@
+"""One call sets up a process's log; all that is said ends in lines of one form."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+
+def run(code: str, **spec: Any) -> list[dict[str, Any]]:
+    """Run code in a process whose log is its stderr; return the records."""
+    head = f"from gpupool.logs import configure\nfrom gpupool.spec import LogSpec\nlog = configure('router', LogSpec(**{spec!r}), worker=3)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", head + textwrap.dedent(code)], capture_output=True, text=True, timeout=30, check=False
+    )
+    return [json.loads(line) for line in done.stderr.splitlines()]
+
+
+def test_each_line_has_its_fixed_fields() -> None:
+    (record,) = run("log.event.info('hello', count=2)")
+    assert isinstance(record["time"], float)
+    assert record["timestamp"].endswith("+00:00")
+    assert (record["level"], record["event"], record["component"], record["worker"], record["count"]) == (
+        "info",
+        "hello",
+        "router",
+        3,
+        2,
+    )
+    assert record["pid"] > 0
+
+
+def test_the_level_can_be_changed_at_run_time() -> None:
+    records = run(
+        "log.event.debug('a'); log.set_level(10); log.event.debug('b'); log.set_level(40); log.event.warning('c'); log.request({'code': 'ok'})"
+    )
+    assert [r["event"] for r in records] == ["b"]
+
+
+def test_uncaught_errors_in_main_and_in_threads_become_one_line_each() -> None:
+    records = run(
+        """
+        import threading
+        t = threading.Thread(target=lambda: 1 / 0, name="side")
+        t.start(); t.join()
+        raise ValueError("with\\nnewline")
+        """
+    )
+    assert [(r["event"], r["thread"]) for r in records] == [("uncaught_exception", "side"), ("uncaught_exception", "main")]
+    assert "ZeroDivisionError" in records[0]["traceback"]
+    assert records[1]["error"] == "ValueError: with\nnewline"
+
+
+def test_libraries_and_warnings_end_in_the_same_lines() -> None:
+    records = run(
+        """
+        import logging, warnings
+        logging.getLogger("some.library").error("count %d", 5)
+        logging.getLogger("some.library").error("bad format %d", "x")
+        warnings.warn("old")
+        try:
+            1 / 0
+        except ZeroDivisionError:
+            log.event.exception("failed")
+        """
+    )
+    assert [r["event"] for r in records] == ["library_log", "library_log", "library_log", "failed"]
+    assert records[0]["message"] == "count 5"
+    assert records[0]["source"] == "some.library"
+    assert "ZeroDivisionError" in records[3]["traceback"]
+
+
+def test_request_lines_carry_what_they_are_given() -> None:
+    (record,) = run("log.request({'request_id': 'r1', 'code': 'ok', 'total_ms': 1.5})")
+    assert (record["event"], record["request_id"], record["code"], record["total_ms"]) == ("request", "r1", "ok", 1.5)
