@@ -1,0 +1,181 @@
+"""One worker process, from attaching to the supervisor to the last answer: `python -m gpupool.worker`, started by the supervisor.
+
+Three threads: this, the main one, loads models and runs batches; `link` hears and speaks; `beat` tells that the interpreter lives.
+The process ends by os._exit after flushing: threads and exit hooks of a model must not keep a card occupied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import os
+import signal
+import sys
+import time
+from typing import NoReturn
+
+from gpupool import child, logs
+from gpupool.board import Phase
+from gpupool.exits import Exit
+from gpupool.spec import WorkerSpec, worker_spec
+
+from .backlog import Backlog
+from .batcher import Batcher
+from .beat import Beat
+from .ceiling import Ceilings
+from .device import Device, DeviceError
+from .execute import Executor, check_outputs
+from .faults import FaultKind, StickyFault
+from .intake import Intake
+from .link import Link
+from .models import LoadError, Model, import_model, load_model, put_first, threads, warm_up
+from .record import Record
+from .replies import Replies
+
+#: How long the last results may take to leave.
+_FLUSH_TIMEOUT_S = 3.0
+#: The interpreter's turn between threads. The default of 5 ms would delay every message while a model computes in Python.
+_SWITCH_S = 0.0005
+
+
+class Worker:
+    """What this process consists of."""
+
+    def __init__(self, inherited: child.Inheritance, spec: WorkerSpec) -> None:
+        self.spec = spec
+        self.channel = inherited.channel
+        self.log = logs.configure("worker", spec.log, worker=spec.slot, incarnation=spec.incarnation, device=spec.device_id)
+        self.record = Record(inherited.board, spec.slot)
+        inherited.board.claim(spec.slot, spec.incarnation, os.getpid())
+        self.link = Link(spec, inherited.board, inherited.channel, self.record, self.log, self.leave)
+        self.beat = Beat(
+            inherited.board, self.record, self.log, interval_s=spec.heartbeat_interval_s, epoch_changed=self.link.wake,
+            link_busy_since=lambda: self.link.busy_since, link_timeout_s=spec.batch_timeout_s,
+        )  # fmt: skip
+        self.device = Device(spec.device, spec.device_id)
+
+    def run(self) -> NoReturn:
+        """Do all of it; returns never."""
+        self.record.phase(Phase.IMPORT, self.spec.load_timeout_s)
+        self.beat.start()
+        self.link.start()
+        self.listen()
+        os.register_at_fork(after_in_child=self.unlisten)
+        try:
+            self.serve(self.load())
+        except LoadError as e:
+            self.fail(Exit.MODEL_FAILED, e.stage, e.message, e.trace)
+        except DeviceError as e:
+            self.fail(Exit.DEVICE_UNUSABLE, "device", str(e), "")
+        except BaseException as e:  # a bug of ours: say so, and end although a model's threads may still run
+            self.log.event.error("worker_failed", exc_info=e)
+            self.leave(Exit.FAILED)
+
+    def listen(self) -> None:
+        """Let signals reach the link at once, even while the main thread is deep in C code.
+
+        The handlers themselves do nothing. SIGHUP gets one too rather than SIG_IGN, which helper programs of a model would inherit.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
+        signal.set_wakeup_fd(self.link.signal_fd, warn_on_full_buffer=False)
+
+    def unlisten(self) -> None:
+        """In a process that a model has forked: its signals are its own, and must not reach this worker's link."""
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        self.channel.close()
+
+    def load(self) -> list[Model]:
+        """Import, load and warm up every model, all of it within load_timeout_s of the start."""
+        spec = self.spec
+        until = time.monotonic() + spec.load_timeout_s
+        self.device.prepare(spec.memory)
+        for folder in reversed(spec.search_path):
+            put_first(folder)
+        models = [import_model(m) for m in spec.models]
+        self.device.set_threads(threads())
+        self.record.progress()
+        self.record.phase(Phase.LOAD, until - time.monotonic())
+        for model in models:
+            load_model(model, spec.device)
+            self.record.progress()
+        self.device.set_threads(threads())
+        self.record.phase(Phase.WARM_UP, until - time.monotonic())
+        for model in models:
+            warm_up(model, check_outputs)
+            self.record.progress()
+        return models
+
+    def serve(self, models: list[Model]) -> NoReturn:
+        """Run batches until told to stop."""
+        spec, record, link = self.spec, self.record, self.link
+        ceilings = Ceilings()
+        batcher = Batcher([m.spec.batching for m in models], ceilings)
+        backlog = Backlog(batcher, record, expired=link.wake)
+        executor = Executor(models, record, self.device, ceilings, self.log, batch_timeout_s=spec.batch_timeout_s)
+        self.listen()  # a model that loaded may have taken the signals for itself
+        # What was loaded stays: later collections need not look at it again.
+        gc.collect()
+        gc.freeze()
+        sys.setswitchinterval(_SWITCH_S)
+        record.phase(Phase.IDLE)
+        backlog.refresh()
+        self.beat.each_time = backlog.refresh
+        names = [{"name": m.spec.name, "version": m.spec.version} for m in models]
+        self.channel.send({"t": "loaded", "models": names, "device": self.device.describe(), "memory": self.device.memory()})
+        self.log.event.info("models_loaded", models=[m["name"] for m in names])
+        link.open(backlog, Intake(models), Replies(models))
+        while (taken := backlog.next_batch()) is not None:
+            batch, samples = taken
+            try:
+                done, clean = executor.run(batch, samples)
+            except StickyFault as e:
+                self.log.event.error("device_poisoned", detail=str(e), batch_size=batch.rows)
+                link.finish(_FLUSH_TIMEOUT_S)
+                self.leave(Exit.REPLACE_ME)
+            link.deliver(done)
+            record.idle()
+            backlog.ran(batch, done.forward_s if clean else None)
+            if self.log.level <= logs.LEVELS["debug"]:
+                self.log.event.debug(
+                    "batch", model=models[batch.key[0]].spec.name, bucket=batch.key[1], batch_size=batch.rows,
+                    reason=str(batch.reason), forward_ms=round(done.forward_s * 1000, 3), clean=clean,
+                )  # fmt: skip
+            del taken, samples, done  # held through the next wait, they would hold a batch's tensors
+        record.phase(Phase.STOPPING, _FLUSH_TIMEOUT_S)
+        link.finish(_FLUSH_TIMEOUT_S)
+        self.leave(Exit.OK)
+
+    def fail(self, code: Exit, stage: str, message: str, trace: str) -> NoReturn:
+        """Tell the supervisor why this worker cannot work, and end."""
+        self.record.error(FaultKind.MODEL)
+        self.log.event.error("load_failed", stage=stage, message=message, traceback=trace)
+        self.channel.send({"t": "failed", "stage": stage, "message": message, "traceback": trace})
+        self.leave(code)
+
+    def leave(self, code: int) -> NoReturn:
+        """End this process now; may be called from any thread."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        self.log.close()
+        os._exit(code)
+
+
+def main() -> NoReturn:
+    """Run one worker."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="replace", line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.enable(all_threads=True)
+    inherited = child.attach()
+    spec = worker_spec(inherited.spec)
+    if spec.log.fd > 2 and not spec.log.file:
+        os.set_inheritable(spec.log.fd, False)
+    Worker(inherited, spec).run()
+
+
+if __name__ == "__main__":
+    main()

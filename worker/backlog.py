@@ -1,0 +1,130 @@
+"""The batcher between two threads: the link puts in, the work loop takes out, one lock guards both and the board's queue word."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .batcher import Batch, Batcher, Item
+from .record import Record
+
+
+class Backlog:
+    """All that waits, with waking up.
+
+    Args:
+        batcher: the deciding core.
+        record: where the queue word and the limits are published.
+        expired: called when items have expired while the work loop looked; the link then fetches them.
+    """
+
+    def __init__(
+        self, batcher: Batcher, record: Record, expired: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._batcher = batcher
+        self._record = record
+        self._tell_expired = expired
+        self._clock = clock
+        self._changed = threading.Condition(threading.Lock())
+        self._expired: list[Item] = []
+        self._running = 0
+        self._undecoded = 0
+        self._closed = False
+
+    def add(self, items: Sequence[Item], *, undecoded: int) -> None:
+        """Queue prepared items. `undecoded` samples are still being prepared; they count as queued on the board."""
+        with self._changed:
+            now = self._clock()
+            for item in items:
+                self._batcher.add(item, now)
+            self._undecoded = undecoded
+            self._publish()
+            if items:
+                self._changed.notify()
+
+    def cancel(self, ticket: int) -> list[Item]:
+        """Take a request's waiting items out."""
+        with self._changed:
+            items = self._batcher.cancel(ticket)
+            self._publish()
+        return items
+
+    def expire(self) -> list[Item]:
+        """Take out what is past its deadline."""
+        with self._changed:
+            items, self._expired = self._expired + self._batcher.expire(self._clock()), []
+            if items:
+                self._publish()
+        return items
+
+    def next_expiry(self) -> float | None:
+        """Return when the next item expires."""
+        with self._changed:
+            return self._batcher.next_expiry()
+
+    def clear(self) -> None:
+        """Drop everything that waits: it came from a router that is no more."""
+        with self._changed:
+            self._batcher.clear()
+            self._expired.clear()
+            self._undecoded = 0
+            self._publish()
+
+    def close(self) -> list[Item]:
+        """Give back what was never begun; once the rest is done, the work loop ends."""
+        with self._changed:
+            self._closed = True
+            items = self._batcher.untouched()
+            self._publish()
+            self._changed.notify()
+        return items
+
+    def next_batch(self) -> tuple[Batch, list[Any]] | None:
+        """Wait for a batch and return it with its samples; None when closed and empty. Limits are read anew each time."""
+        with self._changed:
+            while True:
+                self._batcher.batch_share, self._batcher.window_share = self._record.set_shares()
+                now = self._clock()
+                if expired := self._batcher.expire(now):
+                    self._expired += expired
+                    self._tell_expired()
+                batch = self._batcher.take(now)
+                if batch is not None:
+                    self._running = batch.rows
+                    self._record.limits(self._batcher.lowest_limit(), self._batcher.longest_window())
+                    self._publish()
+                    # Under the lock: the link may let go of a request's rows as soon as it ends.
+                    return batch, [s for share in batch.shares for s in share.item.owner.samples(share.start, share.stop)]
+                if self._closed and not self._batcher.rows:
+                    return None
+                deadline = self._batcher.next_deadline()
+                self._changed.wait(None if deadline is None else max(0.0, deadline - now))
+
+    def ran(self, batch: Batch, seconds: float | None) -> None:
+        """Note the end of a batch; `seconds` when it went well, for the forecasts."""
+        with self._changed:
+            self._running = 0
+            if seconds is not None:
+                self._batcher.ran(batch.key, batch.rows, seconds)
+            self._record.limits(self._batcher.lowest_limit(), self._batcher.longest_window())
+            self._publish()
+
+    def refresh(self) -> None:
+        """Read the supervisor's limits although no batch is due, so that they hold and the board shows it."""
+        with self._changed:
+            shares = self._record.set_shares()
+            if shares != (self._batcher.batch_share, self._batcher.window_share):
+                self._batcher.batch_share, self._batcher.window_share = shares
+                self._changed.notify()
+            self._record.limits(self._batcher.lowest_limit(), self._batcher.longest_window())
+
+    @property
+    def lowest_limit(self) -> int:
+        """The smallest batch limit in force."""
+        with self._changed:
+            return self._batcher.lowest_limit()
+
+    def _publish(self) -> None:
+        self._record.queue(self._running, self._batcher.rows + self._undecoded)

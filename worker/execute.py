@@ -1,0 +1,188 @@
+"""Run one batch: forward, the check of what came back, and what to do when it failed.
+
+A batch that raises is split in halves, again and again, until those samples stand alone that fail by themselves: nobody is blamed for
+another's sample. A batch that did not fit into memory goes the same way and teaches the ceiling. What breaks the device for
+good (StickyFault) ends the process instead, with the whole batch unanswered: the router runs it elsewhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from gpupool.errors import ErrorCode
+from gpupool.logs import Log
+
+from .batcher import Batch
+from .ceiling import Ceilings
+from .faults import Failure, Fault, FaultKind, StickyFault, read_fault
+from .models import Model, inference_mode
+from .replies import Done
+
+
+class BatchRecord(Protocol):
+    """What execution tells the board."""
+
+    def running(self, tickets: Sequence[int], timeout_s: float) -> None:
+        """Name what runs now, with a fresh deadline."""
+
+    def idle(self) -> None:
+        """Nothing runs."""
+
+    def ran(self, samples: int, seconds: float) -> None:
+        """A batch went well."""
+
+    def error(self, kind: FaultKind) -> None:
+        """A fault came up."""
+
+
+class Compute(Protocol):
+    """What execution asks of the device."""
+
+    def synchronize(self) -> None:
+        """Wait for launched work."""
+
+    def to_host(self, outputs: list[Any]) -> list[Any]:
+        """Bring results into the process's own memory."""
+
+    def release(self) -> None:
+        """Give memory back."""
+
+
+class ContractError(Exception):
+    """Forward returned something that is not one result per sample."""
+
+
+def check_outputs(outputs: Any, expected: int) -> list[Any]:
+    """Return one result per sample, from a list, a tuple, or an array or tensor whose first dimension counts the samples.
+
+    Raises:
+        ContractError: naming both numbers, or the type. Nothing is ever assigned to callers by a guess.
+    """
+    if not isinstance(outputs, (list, tuple)):
+        shape = getattr(outputs, "shape", None)
+        if shape is None or not hasattr(outputs, "dtype"):  # a table has a shape too, but iterates over its columns
+            raise ContractError(f"forward returned {type(outputs).__name__}, expected a list of {expected} results")
+        if not len(shape):
+            raise ContractError(f"forward returned an array without dimensions, expected {expected} results")
+        if hasattr(outputs, "detach"):
+            outputs = outputs.detach().cpu()  # one transfer, not one per row
+    if len(outputs) != expected:
+        raise ContractError(f"forward returned {len(outputs)} results for {expected} samples")
+    return list(outputs)
+
+
+class Executor:
+    """Runs batches on one device.
+
+    Args:
+        models: loaded models by number.
+        batch_timeout_s: what the board promises for one forward; each try of a split batch gets it anew.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Model],
+        record: BatchRecord,
+        device: Compute,
+        ceilings: Ceilings,
+        log: Log,
+        *,
+        batch_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._models = models
+        self._record = record
+        self._device = device
+        self._ceilings = ceilings
+        self._log = log
+        self._batch_timeout_s = batch_timeout_s
+        self._clock = clock
+
+    def run(self, batch: Batch, samples: list[Any]) -> tuple[Done, bool]:
+        """Run a batch; return its outputs, and whether it went well at the first try.
+
+        Raises:
+            StickyFault: the process must be replaced. The board still names the whole batch.
+        """
+        model = self._models[batch.key[0]]
+        started_at = self._clock()
+        outputs, fault = self._try(model, samples, batch.tickets)
+        if fault is None:
+            forward_s = self._clock() - started_at
+            self._record.ran(batch.rows, forward_s)
+            if self._ceilings.succeeded(batch.key, batch.rows, most=model.spec.batching.max_batch):
+                self._log.event.info("batch_ceiling_raised", model=model.spec.name, limit=self._ceilings.limit(batch.key))
+            return Done(batch, outputs, started_at, forward_s), True
+        outputs = self._split(model, batch, samples, fault)
+        return Done(batch, outputs, started_at, self._clock() - started_at), False
+
+    def _try(self, model: Model, samples: list[Any], tickets: Sequence[int]) -> tuple[Sequence[Any], Fault | None]:
+        """One forward. When this returns a fault, the exception and its frames, which hold tensors, are gone already."""
+        self._record.running(tickets, self._batch_timeout_s)
+        expected = len(samples)
+        try:
+            with inference_mode():
+                outputs = model.forward(list(samples))
+                self._device.synchronize()
+                return self._device.to_host(check_outputs(outputs, expected)), None
+        except ContractError as e:
+            return (), Fault(FaultKind.CONTRACT, Failure(ErrorCode.MODEL_ERROR, str(e)), "ContractError", "forward")
+        except BaseException as e:  # the border to the user's model; SystemExit must not end the worker either
+            return (), read_fault(e)
+
+    def _split(self, model: Model, batch: Batch, samples: list[Any], fault: Fault) -> list[Any]:
+        """Find out which samples fail by themselves, after the whole batch has failed with `fault`."""
+        outputs: list[Any] = [None] * len(samples)
+        owners = [share.item.ticket for share in batch.shares for _ in range(share.stop - share.start)]
+        start, stop = 0, len(samples)
+        untried: list[tuple[int, int]] = []
+        too_large: list[tuple[int, int]] = []
+        problem: Fault | None = fault
+        while problem is not None:
+            self._record.error(problem.kind)
+            if problem.kind is FaultKind.STICKY:
+                self._record.running(batch.tickets, self._batch_timeout_s)
+                raise StickyFault(f"{problem.error} at {problem.where}, in forward")
+            if problem.kind is FaultKind.OUT_OF_MEMORY:
+                if not too_large:
+                    self._device.release()
+                too_large.append((start, stop))
+            if stop - start == 1 or problem.kind is FaultKind.CONTRACT:
+                outputs[start:stop] = [problem.failure] * (stop - start)
+                self._tell(model, batch, problem, stop - start)
+            else:
+                middle = (start + stop + 1) // 2
+                untried += [(middle, stop), (start, middle)]
+            problem = None
+            while untried and problem is None:
+                start, stop = untried.pop()
+                part, problem = self._try(model, samples[start:stop], list(dict.fromkeys(owners[start:stop])))
+                if problem is None:
+                    outputs[start:stop] = part
+                    self._ceilings.succeeded(batch.key, stop - start, most=model.spec.batching.max_batch)
+        self._learn(model, batch, too_large, outputs)
+        return outputs
+
+    def _learn(self, model: Model, batch: Batch, too_large: list[tuple[int, int]], outputs: list[Any]) -> None:
+        """Lower the ceiling for what did not fit, unless it held a sample that does not fit even alone: that one explains it."""
+        for start, stop in too_large:
+            if stop - start > 1 and not any(
+                type(o) is Failure and o.code is ErrorCode.OUT_OF_MEMORY for o in outputs[start:stop]
+            ):
+                before = self._ceilings.limit(batch.key)
+                limit = self._ceilings.failed(batch.key, stop - start)
+                if limit != before:
+                    self._log.event.warning(
+                        "batch_ceiling_lowered", model=model.spec.name, bucket=batch.key[1], failed_at=stop - start, limit=limit
+                    )
+
+    def _tell(self, model: Model, batch: Batch, fault: Fault, rows: int) -> None:
+        """Log a fault by class and place. An exception's own words may quote the client's data and go to the client only."""
+        words = {"detail": fault.failure.message} if fault.kind is FaultKind.CONTRACT else {}
+        self._log.event.warning(
+            "model_failed", model=model.spec.name, code=str(fault.failure.code), error=fault.error, where=fault.where,
+            samples=rows, batch_size=batch.rows, **words,
+        )  # fmt: skip

@@ -1,0 +1,137 @@
+"""What an exception from a model means: whose fault it is, what the caller is told, and whether this process can go on.
+
+`classify` is pure, on class names, text and error code, so that it needs no card and no torch to be tested. The text of an exception may
+quote the client's data; it goes into the reply, never into a log line at the default level. Logs get the class and the place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from gpupool.errors import ErrorCode, GpuPoolError
+
+MAX_MESSAGE: Final = 500
+
+#: Codes that a handler may choose by raising the class from gpupool.errors: they speak of the input or of the model. The rest are
+#: the pool's own words about itself.
+_HANDLER_CODES: Final = frozenset(
+    {
+        ErrorCode.BAD_REQUEST,
+        ErrorCode.INVALID_INPUT,
+        ErrorCode.TOO_LARGE,
+        ErrorCode.OVERLOADED,
+        ErrorCode.DEADLINE_EXCEEDED,
+        ErrorCode.MODEL_ERROR,
+        ErrorCode.OUT_OF_MEMORY,
+    }
+)
+_OOM_CLASSES: Final = frozenset({"MemoryError", "OutOfMemoryError", "OutOfMemory"})
+_OOM_TEXTS: Final = ("out of memory", "cublas_status_alloc_failed", "can't allocate memory")
+#: Python's own complaints about values. A message that merely quotes a CUDA error does not cost a process.
+_PLAIN_CLASSES: Final = frozenset(
+    {"ValueError", "TypeError", "LookupError", "AttributeError", "AssertionError", "ArithmeticError", "NameError", "OSError"}
+)
+#: After these every later call on the CUDA context fails too; only a new process helps. Texts as the driver words them.
+_STICKY_TEXTS: Final = (
+    "device-side assert",
+    "illegal memory access",
+    "unspecified launch failure",
+    "misaligned address",
+    "illegal instruction",
+    "uncorrectable ecc",
+    "uncorrectable nvlink",
+    "launch timed out",
+    "hardware stack error",
+    "invalid program counter",
+    "operation not supported on global/shared address space",
+    "cuda error: unknown error",
+)
+#: cudaError_t of the same: ECC, NVLink, illegal address, launch timeout, assert, stack, instruction, alignment, space, pc, launch.
+_STICKY_CODES: Final = frozenset({214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719})
+
+
+class FaultKind(IntEnum):
+    """What went wrong; also the board's LAST_ERROR word."""
+
+    NONE = 0
+    MODEL = 1  # the model's code raised
+    OUT_OF_MEMORY = 2
+    STICKY = 3  # the CUDA context is gone
+    CONTRACT = 4  # forward returned something that is not one result per sample
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A sample's or request's end without a result: a wire code and words for the client."""
+
+    code: ErrorCode
+    message: str
+    field: str = ""
+
+    def in_row(self, row: int) -> Failure:
+        """Say which sample of a `many` request this is about."""
+        return Failure(self.code, f"sample {row}: {self.message}", self.field)
+
+
+class StickyFault(Exception):
+    """The device is of no more use to this process; carries words for the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One exception, read: nothing in it refers to the exception, whose frames keep tensors alive."""
+
+    kind: FaultKind
+    failure: Failure
+    error: str  # the class's name
+    where: str  # file:line in function, of the frame that raised
+
+
+def classify(classes: Collection[str], text: str, error_code: int | None = None) -> FaultKind:
+    """Sort an exception by the names of its classes (its own and its bases'), its text, and torch's `error_code` if it has one."""
+    if not _OOM_CLASSES.isdisjoint(classes):
+        return FaultKind.OUT_OF_MEMORY
+    if error_code in _STICKY_CODES:
+        return FaultKind.STICKY
+    if not _PLAIN_CLASSES.isdisjoint(classes):
+        return FaultKind.MODEL
+    text = text.lower()
+    if any(t in text for t in _STICKY_TEXTS):
+        return FaultKind.STICKY
+    if any(t in text for t in _OOM_TEXTS):
+        return FaultKind.OUT_OF_MEMORY
+    return FaultKind.MODEL
+
+
+def read_fault(error: BaseException) -> Fault:
+    """Read an exception from a model's code. Never raises, whatever the exception's own methods do."""
+    name, text = type(error).__name__, _text(error)
+    code = getattr(error, "error_code", None)
+    kind = classify([c.__name__ for c in type(error).__mro__], text, code if type(code) is int else None)
+    message = f"{name}: {text}" if text else name
+    failure = Failure(ErrorCode.OUT_OF_MEMORY if kind is FaultKind.OUT_OF_MEMORY else ErrorCode.MODEL_ERROR, message)
+    if isinstance(error, GpuPoolError) and error.code in _HANDLER_CODES:
+        failure = Failure(error.code, text or name, error.field or "")
+    return Fault(kind, failure, name, _where(error))
+
+
+def _text(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except BaseException as e:  # a handler's own exception class may do anything
+        text = f"<{type(e).__name__} in str()>"
+    return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + "…"
+
+
+def _where(error: BaseException) -> str:
+    trace = error.__traceback__
+    if trace is None:
+        return ""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    return f"{os.path.basename(code.co_filename)}:{trace.tb_lineno} in {code.co_name}"  # noqa: PTH119 - no Path on this way

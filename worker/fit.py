@@ -1,0 +1,61 @@
+"""How long a batch of n takes: t = a + b n, fitted by least squares that forget exponentially.
+
+`a` is what every batch costs whatever its size (launches, Python, transfers): what is saved when two batches become one. Old batches
+lose weight by FORGET each, so the fit follows a card that gets hot or a model that warms up within some thirty batches.
+Source: weighted normal equations of a line; five running sums, no history.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+FORGET: Final = 31 / 32
+#: Batches before the fit is believed.
+EVIDENCE: Final = 8
+#: Below this relative variance of n the two coefficients cannot be told apart.
+_MIN_SPREAD: Final = 1e-3
+
+
+class BatchFit:
+    """The fit of one model and bucket. All times in seconds."""
+
+    __slots__ = ("_n", "_nn", "_nt", "_t", "_w", "batches", "fixed_s", "per_sample_s")
+
+    def __init__(self) -> None:
+        self._w = self._n = self._nn = self._t = self._nt = 0.0
+        self.batches = 0
+        self.fixed_s = 0.0
+        self.per_sample_s = 0.0
+
+    @property
+    def known(self) -> bool:
+        """Whether enough batches were seen to act on the fit."""
+        return self.batches >= EVIDENCE
+
+    def add(self, samples: int, seconds: float) -> None:
+        """Take in one batch that ran cleanly."""
+        self.batches += 1
+        self._w = self._w * FORGET + 1.0
+        self._n = self._n * FORGET + samples
+        self._nn = self._nn * FORGET + samples * samples
+        self._t = self._t * FORGET + seconds
+        self._nt = self._nt * FORGET + samples * seconds
+        self._solve()
+
+    def predict(self, samples: int) -> float:
+        """Expected time of a batch; 0 until known."""
+        return self.fixed_s + self.per_sample_s * samples if self.known else 0.0
+
+    def _solve(self) -> None:
+        spread = self._w * self._nn - self._n * self._n
+        if spread > _MIN_SPREAD * self._n * self._n:
+            slope = (self._w * self._nt - self._n * self._t) / spread
+            fixed = (self._t - slope * self._n) / self._w
+            if slope >= 0.0 and fixed >= 0.0:
+                self.fixed_s, self.per_sample_s = fixed, slope
+                return
+            if fixed < 0.0:  # steeper than proportional: nothing is saved by joining batches
+                self.fixed_s, self.per_sample_s = 0.0, self._nt / self._nn
+                return
+        # All batches alike (or noise): call all of it fixed. That is the upper bound of `a`, so batches of other sizes get tried.
+        self.fixed_s, self.per_sample_s = self._t / self._w, 0.0

@@ -1,0 +1,281 @@
+"""The link thread: all that this process hears and says. Router socket, supervisor channel, stop signals.
+
+It runs from the first moment on, so that a stop is obeyed while a model loads. It registers with the router once the models are ready, and
+anew, on a new socket, whenever another router becomes the present one: then all that waited from the old one is dropped and results for it
+are thrown away, because nobody is left who knows its tickets.
+
+It also decodes and encodes, in slices, beside the inference thread; whatever touches a request other than its samples happens here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import zmq
+
+from gpupool.board import Board, Word
+from gpupool.channel import Channel
+from gpupool.errors import ErrorCode
+from gpupool.exits import Exit
+from gpupool.link import (
+    BYE,
+    CANCEL,
+    WELCOME,
+    WORK,
+    Hello,
+    LinkError,
+    Result,
+    pack_hello,
+    pack_results,
+    pack_tickets,
+    unpack_tickets,
+    unpack_work,
+)
+from gpupool.logs import Log
+from gpupool.spec import WorkerSpec
+
+from .backlog import Backlog
+from .dealer import Dealer
+from .faults import Failure, FaultKind, StickyFault
+from .intake import Intake
+from .record import Record
+from .replies import Done, Replies, end
+
+#: How long to wait for WELCOME before saying HELLO again.
+HELLO_AGAIN_S: Final = 1.0
+#: What leaving may cost: results that the router does not fetch by then are lost with the process, and run elsewhere.
+LINGER_MS: Final = 1000
+_STOP_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
+
+
+class Link:
+    """The worker's end of the wire.
+
+    Args:
+        leave: ends the process with a code, after flushing what can be flushed.
+    """
+
+    def __init__(
+        self, spec: WorkerSpec, board: Board, channel: Channel, record: Record, log: Log, leave: Callable[[int], None]
+    ) -> None:
+        self._spec = spec
+        self._board = board
+        self._channel = channel
+        self._record = record
+        self._log = log
+        self._leave = leave
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        signals, self.signal_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._signals = signals
+        self._poller = zmq.Poller()
+        self._dealer = Dealer(spec.router_endpoint, self._poller)
+        for fd in (self._wake_fd, signals, channel.fileno()):
+            self._poller.register(fd, zmq.POLLIN)
+        self._backlog: Backlog
+        self._intake: Intake
+        self._replies: Replies
+        self._done: deque[Done] = deque()
+        self._results: list[Result] = []
+        self._epoch = 0
+        self._welcomed = False
+        self._hello_at = 0.0
+        self._open = False
+        self._stopping = False
+        self._finished = False
+        self.busy_since = 0.0
+        self._thread = threading.Thread(target=self._run, name="link", daemon=True)
+
+    def start(self) -> None:
+        """Listen to the supervisor and to signals."""
+        self._thread.start()
+
+    def open(self, backlog: Backlog, intake: Intake, replies: Replies) -> None:
+        """Register with the router: the models are ready."""
+        self._backlog, self._intake, self._replies = backlog, intake, replies
+        self._open = True
+        self.wake()
+
+    def deliver(self, done: Done) -> None:
+        """Hand over a batch that ran (from the work loop)."""
+        self._done.append(done)
+        self.wake()
+
+    def finish(self, timeout_s: float) -> None:
+        """Send what is left, for a bounded time, and end the thread."""
+        self._finished = True
+        self.wake()
+        self._thread.join(timeout_s)
+
+    def wake(self) -> None:
+        """Make the thread look around (from any thread)."""
+        os.eventfd_write(self._wake_fd, 1)
+
+    def _run(self) -> None:
+        try:
+            while not self._finished:
+                self._turn()
+            self._close()
+        except StickyFault as e:
+            self._record.error(FaultKind.STICKY)
+            self._log.event.error("device_poisoned", detail=str(e))
+            self._dealer.close(linger_ms=LINGER_MS)
+            self._leave(Exit.REPLACE_ME)
+        except BaseException as e:  # a worker that is deaf must not go on as if it heard
+            self._log.event.error("link_failed", exc_info=e)
+            self._leave(Exit.FAILED)
+
+    def _turn(self) -> None:
+        """Wait for something, then do a slice of everything."""
+        self.busy_since = 0.0
+        ready = dict(self._poller.poll(self._patience_ms()))
+        self.busy_since = time.monotonic()
+        if self._wake_fd in ready:
+            os.eventfd_read(self._wake_fd)
+        if self._signals in ready:
+            self._heed(os.read(self._signals, 64))
+        if self._channel.fileno() in ready:
+            self._hear()
+        if not self._open:
+            return
+        if not self._stopping and self._board.get(Word.ROUTER_EPOCH) != self._epoch:
+            self._register()
+        if self._dealer.socket in ready:
+            self._dealer.flush()
+            self._receive()
+        if self._epoch and not self._welcomed and self.busy_since >= self._hello_at:
+            self._say_hello()
+        if self._intake.busy:
+            items, results = self._intake.advance()
+            self._results += results
+            self._backlog.add(items, undecoded=self._intake.rows)
+        self._answer()
+
+    def _patience_ms(self) -> int | None:
+        """How long the next wait may be."""
+        if not self._open:
+            return None
+        if self._intake.busy:
+            return 0
+        instants = [] if self._welcomed else [self._hello_at]
+        if (expiry := self._backlog.next_expiry()) is not None:
+            instants.append(expiry)
+        if not instants:
+            return None
+        return max(0, min(int((min(instants) - time.monotonic()) * 1000) + 1, 60_000))
+
+    def _heed(self, signals: bytes) -> None:
+        if not _STOP_SIGNALS.isdisjoint(signals):
+            self._stop("signal")
+
+    def _hear(self) -> None:
+        try:
+            while (message := self._channel.receive()) is not None:
+                if message.get("t") == "stop":
+                    self._stop("supervisor")
+        except EOFError:
+            os._exit(Exit.PARENT_GONE)
+
+    def _stop(self, by: str) -> None:
+        """Give back what was not begun; the work loop finishes the rest and calls `finish`."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self._log.event.info("stopping", by=by)
+        if not self._open:
+            self._leave(Exit.OK)
+            return
+        tickets = self._intake.clear()
+        tickets += {item.ticket for item in self._backlog.close()}
+        self._backlog.add((), undecoded=0)
+        self._dealer.send(pack_tickets(BYE, tickets))
+
+    def _register(self) -> None:
+        """Turn to the present router, forgetting the one before."""
+        if self._epoch:
+            self._log.event.info("router_changed", epoch=self._board.get(Word.ROUTER_EPOCH))
+        self._epoch = self._board.get(Word.ROUTER_EPOCH)
+        self._welcomed = False
+        self._record.registered(0)
+        self._intake.clear()
+        self._backlog.clear()
+        self._results.clear()
+        self._dealer.connect()
+        self._hello_at = time.monotonic()
+
+    def _say_hello(self) -> None:
+        spec = self._spec
+        hello = pack_hello(Hello(spec.slot, spec.incarnation, self._epoch, spec.token, self._backlog.lowest_limit))
+        self._hello_at = time.monotonic() + HELLO_AGAIN_S
+        if not self._dealer.stuck:  # the first one still waits for a router to connect to
+            self._dealer.send(hello)
+
+    def _receive(self) -> None:
+        for frames in self._dealer.receive():
+            try:
+                self._take(frames)
+            except LinkError as e:
+                self._log.event.error("link_message_refused", detail=str(e))
+
+    def _take(self, frames: list[bytes]) -> None:
+        kind = frames[0]
+        if len(frames) < 2:
+            raise LinkError("a message of one frame")
+        if kind == WORK:
+            works = unpack_work(frames)
+            if self._stopping:
+                self._dealer.send(pack_tickets(BYE, [w.ticket for w in works]))
+                return
+            self._intake.put(works, self._epoch, time.monotonic())
+        elif kind == CANCEL:
+            for ticket in unpack_tickets(frames):
+                self._cancel(ticket)
+        elif kind == WELCOME:
+            if unpack_tickets(frames) == [self._epoch]:
+                self._welcomed = True
+                self._record.registered(self._epoch)
+                self._log.event.info("registered", epoch=self._epoch)
+        else:
+            raise LinkError(f"unknown kind {kind[:8]!r}")
+
+    def _cancel(self, ticket: int) -> None:
+        """Answer a cancelled request if any of it still waits. One that runs whole is answered with what comes of it."""
+        failure = Failure(ErrorCode.CANCELLED, "cancelled")
+        if self._intake.cancel(ticket):
+            self._results.append(Result(ticket, failure.code, failure.message, started=False))
+        elif items := self._backlog.cancel(ticket):
+            self._results.append(end(items[0].owner.request, failure))
+
+    def _answer(self) -> None:
+        """Turn what has run and what has expired into one message."""
+        for item in self._backlog.expire():
+            request = item.owner.request
+            if not request.answered:
+                self._backlog.cancel(request.ticket)
+                self._results.append(
+                    end(request, Failure(ErrorCode.DEADLINE_EXCEEDED, "the deadline passed before the work began"))
+                )
+        while self._done:
+            done = self._done.popleft()
+            if done.batch.shares[0].item.owner.request.epoch != self._epoch:
+                continue
+            results = self._replies.of(done)
+            for item, _, _ in done.batch.shares:  # a `many` request that failed in one row needs its other rows no more
+                if item.owner.request.failure is not None:
+                    self._backlog.cancel(item.ticket)
+            self._results += results
+        if self._results:
+            results, self._results = self._results, []
+            self._dealer.send(pack_results(results))
+
+    def _close(self) -> None:
+        """Last words: what has run by now, and BYE for work that crossed ours."""
+        if self._open:
+            self._receive()
+            self._answer()
+        self._dealer.close(linger_ms=LINGER_MS)

@@ -1,0 +1,123 @@
+"""From a batch that ran to answers: postprocess, put rows back together, encode.
+
+A `many` request is answered when its last row is there, or at its first row that failed; then its other rows need not run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpupool.errors import ErrorCode
+from gpupool.link import Result
+from gpupool.samples import SampleError, pack_body
+
+from .batcher import Batch
+from .faults import Failure, read_fault
+from .models import Model
+from .request import Part, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A batch that ran. `outputs` has one entry per row, a Failure where there is no result. Instants in monotonic seconds."""
+
+    batch: Batch
+    outputs: Sequence[Any]
+    started_at: float
+    forward_s: float
+
+
+def refusal(ticket: int, failure: Failure, *, preprocess_s: float = 0.0) -> Result:
+    """Answer a request whose forward never began."""
+    return Result(ticket, failure.code, failure.message, failure.field, preprocess_s=preprocess_s, started=False)
+
+
+def end(request: Request, failure: Failure) -> Result:
+    """Answer a request that ends without all of its rows."""
+    request.failure = failure
+    return _result(request, ())
+
+
+def empty(request: Request) -> Result:
+    """Answer a `many` request of no samples."""
+    return _result(request, (pack_body([])[0],))
+
+
+class Replies:
+    """Makes the answers of a worker's models."""
+
+    def __init__(self, models: Sequence[Model], clock: Callable[[], float] = time.monotonic) -> None:
+        self._models = models
+        self._clock = clock
+
+    def of(self, done: Done) -> list[Result]:
+        """Return an answer for each request that this batch has completed or failed."""
+        results: list[Result] = []
+        at = 0
+        model = self._models[done.batch.key[0]]
+        for item, start, stop in done.batch.shares:
+            part: Part = item.owner
+            outputs = done.outputs[at : at + stop - start]
+            at += stop - start
+            request = part.request
+            if request.answered:
+                continue
+            if not request.started:
+                request.started = True
+                request.queue_s = max(0.0, done.started_at - request.arrived - request.preprocess_s)
+            request.forward_s += done.forward_s
+            request.batch_size = max(request.batch_size, done.batch.rows)
+            self._take_in(request, part, start, outputs, model)
+            if request.failure is not None:
+                results.append(_result(request, ()))
+            elif not request.missing:
+                results.append(self._encode(request))
+        return results
+
+    def _take_in(self, request: Request, part: Part, start: int, outputs: Sequence[Any], model: Model) -> None:
+        began = self._clock()
+        postprocess = model.postprocess
+        rows = part.rows(start, start + len(outputs))
+        for row, output in zip(rows, outputs, strict=True):
+            value = output
+            if type(value) is Failure:
+                request.failure = value
+            elif postprocess is not None:
+                try:
+                    value = postprocess(value)
+                except BaseException as e:  # the border to the user's model
+                    request.failure = read_fault(e).failure
+            if request.failure is not None:
+                request.failure = request.failure.in_row(row) if request.many else request.failure
+                break
+            request.outputs[row] = value
+            request.missing -= 1
+        request.postprocess_s += self._clock() - began
+
+    def _encode(self, request: Request) -> Result:
+        began = self._clock()
+        try:
+            body, buffers = pack_body(request.outputs if request.many else request.outputs[0])
+            frames: Sequence[bytes] = (body, *buffers)
+        except SampleError as e:
+            request.failure = Failure(ErrorCode.MODEL_ERROR, f"the model's result cannot be sent: {e}")
+            frames = ()
+        except BaseException as e:  # objects of the model's own may raise from their methods
+            words = f"the model's result cannot be sent: {read_fault(e).failure.message}"
+            request.failure, frames = Failure(ErrorCode.MODEL_ERROR, words), ()
+        request.postprocess_s += self._clock() - began
+        return _result(request, frames)
+
+
+def _result(request: Request, frames: Sequence[bytes]) -> Result:
+    request.answered = True
+    failure = request.failure
+    request.outputs = []
+    return Result(
+        request.ticket, "ok" if failure is None else failure.code, "" if failure is None else failure.message,
+        "" if failure is None else failure.field, request.batch_size, request.length, request.queue_s, request.preprocess_s,
+        request.forward_s, request.postprocess_s, request.started, frames,
+    )  # fmt: skip
