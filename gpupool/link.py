@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgpack
 
@@ -50,6 +50,18 @@ class Work:
     timeout_s: float
     priority: int
     frames: Sequence[bytes]  # body, then buffers
+
+
+class WorkLike(Protocol):
+    """What `pack_work` reads: a `Work`, or the router's own record of a request as it stands."""
+
+    ticket: int
+    model: int
+    flags: int
+    rows: int
+    timeout_s: float
+    priority: int
+    frames: Sequence[bytes]
 
 
 @dataclass(slots=True)
@@ -107,7 +119,7 @@ def unpack_tickets(frames: Sequence[bytes]) -> list[int]:
     return values
 
 
-def pack_work(items: Iterable[Work]) -> list[bytes]:
+def pack_work(items: Iterable[WorkLike]) -> list[bytes]:
     """Encode WORK for one worker."""
     extra: list[bytes] = []
     rows = [

@@ -30,6 +30,7 @@ MAX_TIMEOUT_MS: Final = 7 * 24 * 3600 * 1000
 MAX_ROWS: Final = 65536
 DEFAULT_PRIORITY: Final = 5
 TYPES: Final = ("infer", "cancel", "ping", "info")
+_TEXTS: Final = (("model", MAX_NAME_BYTES), ("version", MAX_NAME_BYTES), ("key", MAX_KEY_BYTES), ("trace", MAX_KEY_BYTES))
 
 RequestId = str | bytes
 
@@ -52,9 +53,12 @@ class WireError(Exception):
         self.request_id = request_id
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Header:
-    """A checked request header. `id` is None when the client left it out: the router makes one."""
+    """A checked request header. `id` is None when the client left it out: the router makes one.
+
+    Not frozen: one is made for every request, and freezing would triple what that costs.
+    """
 
     type: str = "infer"
     id: RequestId | None = None
@@ -89,44 +93,37 @@ def parse_header(frame: bytes) -> Header:
         raise WireError(f"header is not msgpack: {type(e).__name__}") from None
     if type(raw) is not dict:
         raise WireError(f"header must be a map, not {type(raw).__name__}")
-    request_id = _request_id(raw.get("id"))
-
-    def refuse(field: str, expected: str) -> WireError:
-        return WireError(f"{field}: expected {expected}, got {_show(raw.get(field))}", field=field, request_id=request_id)
-
-    version = raw.get("v")
+    get = raw.get
+    request_id = _request_id(get("id"))
+    version = get("v")
     if type(version) is not int or version != VERSION:
-        raise refuse("v", f"protocol version {VERSION}")
-    kind = raw.get("type", "infer")
-    if kind not in TYPES:
-        raise refuse("type", "one of " + ", ".join(TYPES))
-    timeout_ms = raw.get("timeout_ms")
+        raise _refusal(raw, "v", f"protocol version {VERSION}", request_id)
+    kind = get("type", "infer")
+    if type(kind) is not str or kind not in TYPES:
+        raise _refusal(raw, "type", "one of " + ", ".join(TYPES), request_id)
+    timeout_ms = get("timeout_ms")
     if timeout_ms is not None and (type(timeout_ms) is not int or not 0 < timeout_ms <= MAX_TIMEOUT_MS):
-        raise refuse("timeout_ms", f"an integer from 1 to {MAX_TIMEOUT_MS}")
-    priority = raw.get("priority", DEFAULT_PRIORITY)
+        raise _refusal(raw, "timeout_ms", f"an integer from 1 to {MAX_TIMEOUT_MS}", request_id)
+    priority = get("priority", DEFAULT_PRIORITY)
     if type(priority) is not int or not 0 <= priority <= 9:
-        raise refuse("priority", "an integer from 0 to 9")
-    many = raw.get("many", False)
+        raise _refusal(raw, "priority", "an integer from 0 to 9", request_id)
+    many = get("many", False)
     if type(many) is not bool:
-        raise refuse("many", "a boolean")
-    retry = raw.get("retry", True)
+        raise _refusal(raw, "many", "a boolean", request_id)
+    retry = get("retry", True)
     if type(retry) is not bool:
-        raise refuse("retry", "a boolean")
-    texts: dict[str, str | None] = {}
-    for field, limit in (
-        ("model", MAX_NAME_BYTES),
-        ("version", MAX_NAME_BYTES),
-        ("key", MAX_KEY_BYTES),
-        ("trace", MAX_KEY_BYTES),
-    ):
-        text = raw.get(field)
+        raise _refusal(raw, "retry", "a boolean", request_id)
+    for field, limit in _TEXTS:
+        text = get(field)
         if text is not None and (type(text) is not str or len(text) > limit):
-            raise refuse(field, f"a string of at most {limit} characters")
-        texts[field] = text
+            raise _refusal(raw, field, f"a string of at most {limit} characters", request_id)
     return Header(
-        type=kind, id=request_id, timeout_ms=timeout_ms, priority=priority, many=many, retry=retry,
-        model=texts["model"], version=texts["version"], key=texts["key"], trace=texts["trace"],
+        kind, request_id, get("model"), get("version"), timeout_ms, priority, many, get("key"), retry, get("trace")
     )  # fmt: skip
+
+
+def _refusal(raw: dict[Any, Any], field: str, expected: str, request_id: RequestId | None) -> WireError:
+    return WireError(f"{field}: expected {expected}, got {_show(raw.get(field))}", field=field, request_id=request_id)
 
 
 def _request_id(value: Any) -> RequestId | None:

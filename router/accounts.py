@@ -1,0 +1,39 @@
+"""The router's books: every message that is owed a reply is counted in once and out once, by code.
+
+accepted == replied + pending + in flight holds after every event. `ping` and `info` are answered on the spot and not counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+#: Reasons come from the supervisor; a bound keeps a bug there from growing the table here.
+_MAX_REASONS: Final = 64
+
+
+class Accounts:
+    """Counters since the router started; pending requests are counted where they wait."""
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.in_flight = 0
+        self.replied: Counter[str] = Counter()
+        self.undeliverable = 0  # replies whose client was gone or did not read
+        self.late_results = 0  # results of requests that had been answered otherwise, or of nobody's
+        self.redispatched: Counter[str] = Counter()
+
+    def refused(self, code: str) -> None:
+        """Count a message that was answered without ever being queued."""
+        self.accepted += 1
+        self.replied[code] += 1
+
+    def redispatch(self, reason: str) -> None:
+        """Count a request that came back from a worker and waits again."""
+        if reason not in self.redispatched and len(self.redispatched) >= _MAX_REASONS:
+            reason = "other"
+        self.redispatched[reason] += 1
+
+    def balanced(self, pending: int) -> bool:
+        """Whether the books balance with so many requests pending."""
+        return self.accepted == self.replied.total() + pending + self.in_flight

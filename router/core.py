@@ -1,0 +1,207 @@
+"""The router's decisions: what happens to a message between its arrival and its one reply.
+
+Every method is an event (`now` is monotonic seconds) and appends to `commands`; nothing here reads a clock or a socket. Events
+change the books; `dispatch`, called once after each drain of the sockets, gives waiting requests to workers, many at a time.
+
+Covers: clients, deadlines, drain and stop. The workers' side stands in `dispatch`, the checks of a message in `intake`.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, Final
+
+from gpupool.errors import ErrorCode
+from gpupool.link import CANCEL
+from gpupool.spec import RouterSpec
+from gpupool.wire import Header, WireError, parse_header, split_delimiter
+
+from .balance import Policy
+from .commands import Command, Event, Quit, Reply, SendTickets, Tell
+from .dispatch import NO_WORKERS_RETRY_MS, Dispatch
+from .intake import Intake, Refused
+from .ledger import RETRY_MS, Ledger
+from .requests import Request, State
+
+#: A request is refused when the predicted wait exceeds the time it has by this factor: predictions are rough.
+CLEARLY: Final = 1.5
+#: Bounds of what a client is told to wait before it tries again.
+_RETRY_MS: Final = (20, 5000)
+
+
+class Mode(StrEnum):
+    """Whether new requests are taken."""
+
+    OPEN = "ready"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+
+
+class Core:
+    """A router: its ledger, its workers, and the events of clients and of the supervisor."""
+
+    def __init__(self, spec: RouterSpec) -> None:
+        self.ledger = Ledger(spec)
+        self.workers = Dispatch(spec, self.ledger)
+        self._intake = Intake(spec)
+        self.mode = Mode.OPEN
+        self._drained_told = False
+
+    def take_commands(self) -> list[Command]:
+        """Return what is to be done, in order, and forget it."""
+        commands, self.ledger.commands = self.ledger.commands, []
+        return commands
+
+    # Clients
+
+    def message(self, client: bytes, message: Sequence[bytes], now: float) -> None:
+        """A message has arrived from a client; `message` is what follows its routing id. Never raises."""
+        delimiter, frames = split_delimiter(message)
+        header: Header | None = None
+        try:
+            if not frames:
+                raise WireError("the message has no header frame")
+            header = parse_header(frames[0])
+            if header.type == "infer":
+                self._infer(client, header, frames[1:], now, delimiter=delimiter)
+            elif header.type == "cancel":
+                self._cancel(client, header, now)
+            else:
+                body = self._intake.info() if header.type == "info" else b""
+                reply = self.ledger.replies.answered(client, delimiter=delimiter, request_id=header.id, body=body)
+                self.ledger.commands.append(Reply(reply, {}))
+        except WireError as e:
+            self._refuse(client, e, frames, delimiter=delimiter)
+        except Exception:  # a fault of ours in one message must not cost the others theirs
+            self.ledger.commands.append(Event("error", "message_failed", {"traceback": traceback.format_exc()}))
+            mine = Refused("the router failed on this message", ErrorCode.INTERNAL, header.id if header else None)
+            self._refuse(client, mine, frames, delimiter=delimiter)
+
+    def _infer(self, client: bytes, header: Header, frames: Sequence[bytes], now: float, *, delimiter: bool) -> None:
+        ledger, workers = self.ledger, self.workers
+        request = self._intake.admit(client, header, frames, now, delimiter=delimiter)
+        if (client, request.id) in ledger.open:
+            raise Refused("a request with this id is already open", ErrorCode.BAD_REQUEST, request.id, field="id")
+        if self.mode is not Mode.OPEN or (workers.fleet.held and workers.fleet.all_held):
+            raise Refused("the pool takes no new requests", ErrorCode.DRAINING, request.id)
+        if len(ledger.poison) and ledger.poison.holds(request.model, frames, now):
+            text = "this request has killed workers and is refused for a while"
+            raise Refused(text, ErrorCode.POISON, request.id)
+        if not workers.fleet.by_slot and workers.hopeless:
+            text = "no worker is ready"
+            raise Refused(text, ErrorCode.NO_WORKERS, request.id, retry_after_ms=NO_WORKERS_RETRY_MS)
+        if ledger.backlog:
+            self._refuse_early(request, now)
+        ledger.accept(request)
+
+    def _refuse_early(self, request: Request, now: float) -> None:
+        ledger, workers = self.ledger, self.workers
+        full = ledger.full_for(request.size)
+        if full:
+            workers.dispatch(now)  # what came in the same drain may find a place yet
+            full = ledger.full_for(request.size)
+        wait_s = workers.predicted_wait_s(request.priority)
+        retry_after_ms = int(min(max(500 * wait_s, _RETRY_MS[0]), _RETRY_MS[1])) if wait_s else RETRY_MS
+        if full:
+            raise Refused(full, ErrorCode.OVERLOADED, request.id, retry_after_ms=retry_after_ms)
+        if wait_s > CLEARLY * (request.deadline - now):
+            text = f"the deadline cannot be met: about {wait_s:.1f} s of work are waiting"
+            raise Refused(text, ErrorCode.OVERLOADED, request.id, retry_after_ms=retry_after_ms)
+
+    def _cancel(self, client: bytes, header: Header, now: float) -> None:
+        if header.id is None:
+            raise WireError("cancel needs the id of the request to cancel", field="id")
+        request = self.ledger.open.get((client, header.id))
+        if request is not None:  # else it is answered already, or was never here
+            self._end_early(request, ErrorCode.CANCELLED, now, "cancelled by the client")
+
+    def _refuse(self, client: bytes, error: WireError, frames: Sequence[bytes], *, delimiter: bool) -> None:
+        ledger = self.ledger
+        ledger.accounts.refused(error.code)
+        ledger.commands.append(
+            ledger.replies.refused(
+                client, error.code, error.message, delimiter=delimiter, request_id=error.request_id, field=error.field,
+                retry_after_ms=getattr(error, "retry_after_ms", None), input_bytes=sum(map(len, frames[1:])),
+            )
+        )  # fmt: skip
+
+    # Time
+
+    def dispatch(self, now: float) -> None:
+        """Send what can be sent, and settle what follows from the events since the last call."""
+        self.workers.dispatch(now)
+        self.workers.settle(now)
+        if self.mode is Mode.DRAINING and not self._drained_told and not self.ledger.open:
+            self._drained_told = True
+            self.ledger.commands.append(Tell({"t": "drained"}))
+
+    def tick(self, now: float) -> None:
+        """Answer the requests whose time is up; to be called at `next_deadline`."""
+        for request in self.ledger.deadlines.expired(now):
+            self._end_early(request, ErrorCode.DEADLINE_EXCEEDED, now, "time ran out before the reply")
+
+    def next_deadline(self) -> float | None:
+        """When `tick` is needed next."""
+        return self.ledger.deadlines.next()
+
+    def _end_early(self, request: Request, code: ErrorCode, now: float, message: str) -> None:
+        ledger, ticket = self.ledger, None
+        if request.state is State.IN_FLIGHT:
+            ticket = request.ticket
+        ledger.withdraw(request)
+        ledger.finish(request, code, now, message=message)
+        worker = self.workers.fleet.by_slot.get(request.slot)
+        if ticket is not None and worker is not None:
+            ledger.commands.append(SendTickets(worker.peer, CANCEL, [ticket]))
+
+    # The supervisor
+
+    def drain(self) -> None:
+        """Refuse new requests, finish the rest, then tell `drained`."""
+        self.mode = Mode.DRAINING
+        self._drained_told = False
+
+    def undrain(self) -> None:
+        """Take requests again."""
+        self.mode = Mode.OPEN
+
+    def stop(self, now: float) -> None:
+        """Answer whatever is left, and quit."""
+        self.mode = Mode.STOPPING
+        for request in list(self.ledger.open.values()):
+            self.ledger.withdraw(request)
+            self.ledger.finish(request, ErrorCode.DRAINING, now, message="the pool is stopping")
+        self.ledger.commands.append(Quit())
+
+    def settings(self, values: dict[str, Any]) -> None:
+        """Take over live values; those that are not given stay.
+
+        Raises:
+            ValueError: for an unknown policy; nothing is changed then.
+        """
+        policy = Policy(values.get("policy", self.workers.balance.policy))
+        self.workers.balance.policy = policy
+        self.ledger.max_pending = values.get("max_pending", self.ledger.max_pending)
+        self.ledger.max_pending_bytes = values.get("max_pending_bytes", self.ledger.max_pending_bytes)
+        if timeout_ms := values.get("default_timeout_ms"):
+            self._intake.default_timeout_s = timeout_ms / 1e3
+        if batching := values.get("batching"):
+            self.workers.fleet.set_max_queue(min(model["max_queue"] for model in batching))
+
+    def undelivered(self, count: int = 1) -> None:
+        """Replies could not be brought to their clients."""
+        self.ledger.accounts.undeliverable += count
+
+    def stats(self) -> dict[str, Any]:
+        """Return the books. They balance: accepted == replied + pending + in flight."""
+        ledger, accounts = self.ledger, self.ledger.accounts
+        state = "starting" if self.mode is Mode.OPEN and not self.workers.joined_ever else str(self.mode)
+        return {
+            "state": state, "pending": ledger.pending, "in_flight": accounts.in_flight, "accepted_total": accounts.accepted,
+            "replied_total": dict(accounts.replied), "undeliverable_total": accounts.undeliverable,
+            "late_results_total": accounts.late_results, "redispatched_total": dict(accounts.redispatched),
+            "poisoned": len(ledger.poison),
+            "workers": {w.slot: w.rows for w in self.workers.fleet.by_slot.values()},
+        }  # fmt: skip

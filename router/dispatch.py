@@ -1,0 +1,295 @@
+"""The workers' side of the router's decisions: who is there, who gets what, and what becomes of work that comes back.
+
+Work is bound to a worker as late as possible: each holds about what runs plus one batch, the rest waits in the router, where
+priorities, deadlines and a worker's death act on all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from gpupool.errors import ErrorCode
+from gpupool.link import WELCOME, Hello, Result, WorkFlag
+from gpupool.spec import RouterSpec
+
+from .balance import Balance, Policy, Reading, apply_readings
+from .commands import Event, SendTickets, SendWork, Tell
+from .ledger import Death, Ledger
+from .replies import RETRYABLE
+from .requests import Request, State
+from .workers import Fleet, Worker
+
+#: Infrastructure errors in a row after which a worker is reported for replacement.
+MAX_FAILURES: Final = 5
+NO_WORKERS_RETRY_MS: Final = 1000
+#: Weight of a new batch in the smoothed batch duration.
+_SMOOTHING: Final = 0.2
+#: A router's tickets start at its epoch times this, so that none is ever used by two routers of a pool.
+_TICKETS_PER_EPOCH: Final = 1 << 40
+_MAX_EPOCHS: Final = 1 << 23
+
+
+class Dispatch:
+    """The workers and the work between them and the ledger."""
+
+    def __init__(self, spec: RouterSpec, ledger: Ledger) -> None:
+        self._spec = spec
+        self._ledger = ledger
+        self._ticket = spec.epoch % _MAX_EPOCHS * _TICKETS_PER_EPOCH
+        self.fleet = Fleet(min(m.batching.max_queue for m in spec.models))
+        self.balance = Balance(Policy(spec.policy))
+        # A pool's second router knows that there were workers, and that they will come to it.
+        self.joined_ever = spec.epoch > 1
+        self._ready, self._coming = 0, int(self.joined_ever)
+        self._no_room = False  # the last round left requests waiting, and nothing has changed since
+        self._rows_per_s = 0.0
+
+    # Events of workers
+
+    def hello(self, peer: bytes, hello: Hello, now: float) -> None:
+        """A worker has loaded and asks for work."""
+        fleet = self.fleet
+        wrong = None
+        if hello.token != self._spec.token:
+            wrong = "wrong token"
+        elif hello.epoch != self._spec.epoch:
+            wrong = "meant for another router"
+        elif not 0 <= hello.slot < self._spec.slots:
+            wrong = "no such slot"
+        elif fleet.is_lost(hello.slot, hello.incarnation):
+            wrong = "this incarnation is dead"
+        if wrong:
+            self._event("warning", "hello_refused", worker=hello.slot, incarnation=hello.incarnation, reason=wrong)
+            return
+        there = fleet.by_slot.get(hello.slot)
+        if there is not None and there.incarnation == hello.incarnation:  # another connection: it still has its work
+            fleet.move(there, peer)
+            there.leaving = False
+        else:
+            if there is not None:  # the supervisor lets a slot's next process start only when the last one is dead
+                self.lost(there.slot, there.incarnation, None, now, blame=False, reason="replaced")
+            fleet.add(Worker(peer, hello))
+            self._event("info", "worker_joined", worker=hello.slot, incarnation=hello.incarnation)
+        fleet.changed()
+        self.joined_ever = True
+        self._no_room = False
+        self._ledger.commands.append(SendTickets(peer, WELCOME, [self._spec.epoch]))
+        self._tell("joined", slot=hello.slot, incarnation=hello.incarnation)
+
+    def results(self, peer: bytes, results: Sequence[Result], now: float) -> None:
+        """A worker has answered."""
+        ledger, worker = self._ledger, self.fleet.by_peer.get(peer)
+        accounts = ledger.accounts
+        self._no_room = False
+        for result in results:
+            request = worker.take_back(result.ticket) if worker is not None else None
+            if request is None or worker is None:
+                accounts.late_results += 1
+                continue
+            if request is ledger.suspects.running:
+                ledger.suspects.returned(request)
+            if result.started:
+                request.attempts += 1
+            if request.state is State.DONE:
+                accounts.late_results += result.started
+                continue
+            accounts.in_flight -= 1
+            code, message = result.code, result.message
+            if code not in RETRYABLE:
+                code, message = ErrorCode.INTERNAL, "the worker answered with a code unknown to the router"
+            try:
+                ledger.finish(request, code, now, message=message, result=result)
+            except Exception as e:  # a field that cannot be a reply's: the client is owed one all the same
+                code, message = ErrorCode.INTERNAL, f"the worker's answer cannot be passed on: {type(e).__name__}"
+                ledger.finish(request, code, now, message=message)
+            if code == "ok":
+                worker.failures = 0
+            elif code == ErrorCode.INTERNAL:
+                self._failed(worker)
+        if worker is not None and results:
+            self._learn(worker, results[-1])
+
+    def bye(self, peer: bytes, tickets: Collection[int], now: float) -> None:
+        """A worker leaves; it never started these, and answers what it has started."""
+        if (worker := self.fleet.by_peer.get(peer)) is not None:
+            self._event("info", "worker_leaving", worker=worker.slot, incarnation=worker.incarnation, returned=len(tickets))
+            self._give_up(worker, tickets, now, "bye")
+
+    def send_failed(self, peer: bytes, tickets: Collection[int], now: float) -> None:
+        """A message with these could not be sent: its worker does not read, or is gone; `lost` will tell."""
+        if (worker := self.fleet.by_peer.get(peer)) is not None:
+            self._event("warning", "worker_unreachable", worker=worker.slot, incarnation=worker.incarnation)
+            self._give_up(worker, tickets, now, "send_failed")
+
+    # Events of the supervisor
+
+    def lost(
+        self, slot: int, incarnation: int, running: Collection[int] | None, now: float, *, blame: bool, reason: str
+    ) -> None:
+        """A worker is dead. `running`: the tickets that it was executing; None when they cannot be told: perhaps all."""
+        ledger = self._ledger
+        worker = self.fleet.lose(slot, incarnation)
+        if worker is None:
+            return
+        if ledger.suspects.reserved is worker:
+            ledger.suspects.reserved = None
+        death = Death(slot, running, blame, reason)
+        returned = ledger.mourn(worker.outstanding.values(), death, now)
+        self._no_room = False
+        self._event(
+            "warning" if blame else "info", "worker_lost", worker=slot, incarnation=incarnation, reason=reason, blame=blame,
+            outstanding=len(worker.outstanding), returned=returned,
+        )  # fmt: skip
+
+    def hold(self, slot: int) -> None:
+        """Give a slot no new work."""
+        self.fleet.held.add(slot)
+        self.fleet.changed()
+        self._no_room = False
+        if (worker := self.fleet.by_slot.get(slot)) is not None:
+            worker.idle_told = False
+        else:
+            self._tell("idle", slot=slot)
+        self._event("info", "worker_held", worker=slot)
+
+    def release(self, slot: int) -> None:
+        """Give a slot work again."""
+        self.fleet.held.discard(slot)
+        self.fleet.changed()
+        self._no_room = False
+        self._event("info", "worker_released", worker=slot)
+
+    def expect(self, ready: int, coming: int) -> None:
+        """How many workers are ready by now, and how many may yet become so."""
+        self._ready, self._coming = ready, coming
+
+    def observe(self, readings: Sequence[Reading]) -> None:
+        """Take over what the board says; worth doing every few milliseconds under load."""
+        apply_readings(self.fleet, readings)
+        usable = self.fleet.usable
+        known = all(w.batch_s for w in usable)
+        self._rows_per_s = sum(w.batch_limit / w.batch_s for w in usable) if known else 0.0
+        self._no_room = False
+
+    # Questions
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether nobody is there to run anything, and waiting would be in vain."""
+        return not self.fleet.registered and not self._ready and (not self.joined_ever or not self._coming)
+
+    def predicted_wait_s(self, priority: int) -> float:
+        """How long a newcomer would wait at the least, from the batches that the present workers have run; 0 when unknown.
+
+        It supposes full batches that last as long as those of late, so it errs to the low side while batches are small.
+        """
+        if not self._rows_per_s:
+            return 0.0
+        rows = self._ledger.backlog.rows_ahead(priority) + sum(w.rows for w in self.fleet.usable)
+        return rows / self._rows_per_s
+
+    # Sending
+
+    def dispatch(self, now: float) -> None:
+        """Give what waits to workers with room, all for one worker in one message."""
+        ledger, backlog = self._ledger, self._ledger.backlog
+        if ledger.suspects or ledger.suspects.reserved:
+            self._dispatch_suspect(now)
+        if not backlog or self._no_room:
+            return
+        balance, reserved = self.balance, ledger.suspects.reserved
+        balance.begin(w for w in self.fleet.usable if w is not reserved)
+        parcels: dict[bytes, list[Request]] = {}
+        while backlog:
+            worker = balance.best()
+            if worker is None:
+                self._no_room = True
+                break
+            request = backlog.pop()
+            if request.deadline <= now:
+                ledger.finish(request, ErrorCode.DEADLINE_EXCEEDED, now, message="time ran out before any worker was free")
+                continue
+            self._send(request, worker, now)
+            balance.given(worker)
+            if (parcel := parcels.get(worker.peer)) is None:
+                parcels[worker.peer] = [request]
+            else:
+                parcel.append(request)
+        ledger.commands += [SendWork(peer, requests) for peer, requests in parcels.items()]
+
+    def settle(self, now: float) -> None:
+        """Answer what nobody will ever run, and report held workers that have finished."""
+        ledger, fleet = self._ledger, self.fleet
+        if ledger.pending and self.hopeless:
+            text = "no worker is ready, and none is coming"
+            ledger.abandon_pending(ErrorCode.NO_WORKERS, now, text, NO_WORKERS_RETRY_MS)
+        if fleet.held:
+            finishing = ledger.pending and fleet.all_held and fleet.usable
+            for slot in fleet.held:
+                worker = fleet.by_slot.get(slot)
+                if worker is not None and not worker.idle_told and not worker.outstanding and not finishing:
+                    worker.idle_told = True
+                    self._tell("idle", slot=slot)
+
+    def _dispatch_suspect(self, now: float) -> None:
+        suspects, ledger = self._ledger.suspects, self._ledger
+        before = suspects.reserved
+        suspects.reserve(self.fleet.usable)
+        while (request := suspects.take()) is not None:
+            worker = suspects.reserved
+            if request.deadline > now and worker is not None:
+                request.flags |= WorkFlag.ALONE
+                self._send(request, worker, now)
+                ledger.commands.append(SendWork(worker.peer, [request]))
+                break
+            suspects.running = None
+            ledger.finish(request, ErrorCode.DEADLINE_EXCEEDED, now, message="time ran out before any worker was free")
+            suspects.reserve(self.fleet.usable)
+        if suspects.reserved is not before:
+            self._no_room = False
+
+    def _send(self, request: Request, worker: Worker, now: float) -> None:
+        self._ticket += 1
+        request.ticket = self._ticket
+        request.state = State.IN_FLIGHT
+        request.slot = worker.slot
+        request.sent = now
+        request.timeout_s = request.deadline - now
+        worker.give(request)
+        worker.idle_told = False
+        self._ledger.accounts.in_flight += 1
+
+    # What workers show of themselves
+
+    def _give_up(self, worker: Worker, tickets: Collection[int], now: float, reason: str) -> None:
+        """Send a worker nothing more, and take back what it never started."""
+        worker.leaving = True
+        self.fleet.changed()
+        self._no_room = False
+        returned = [request for ticket in tickets if (request := worker.take_back(ticket)) is not None]
+        self._ledger.take_back(returned, now, reason)
+
+    def _failed(self, worker: Worker) -> None:
+        worker.failures += 1
+        if worker.failures >= MAX_FAILURES and not worker.sick:
+            worker.sick = True
+            self.fleet.changed()
+            reason = f"{worker.failures} internal errors in a row"
+            self._tell("sick", slot=worker.slot, incarnation=worker.incarnation, reason=reason)
+            self._event("error", "worker_sick", worker=worker.slot, incarnation=worker.incarnation, reason=reason)
+
+    def _learn(self, worker: Worker, result: Result) -> None:
+        """Learn from a batch, of which any one result tells."""
+        if not worker.proven:
+            worker.proven = True
+            self.fleet.set_limit(worker, worker.batch_limit)
+        if result.started and result.batch_size > 0 and result.forward_s > 0.0:
+            last = worker.batch_s or result.forward_s
+            worker.batch_s = last + _SMOOTHING * (result.forward_s - last)
+
+    def _tell(self, kind: str, **fields: object) -> None:
+        self._ledger.commands.append(Tell({"t": kind, **fields}))
+
+    def _event(self, level: str, name: str, **fields: object) -> None:
+        self._ledger.commands.append(Event(level, name, fields))

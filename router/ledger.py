@@ -1,0 +1,181 @@
+"""Every accepted request and where it is: waiting in the backlog, waiting among the suspects, or outstanding at one worker.
+
+It is in one place at a time, therefore it never runs twice at once; and it leaves by `finish` alone, therefore it is answered once.
+A request answered early (deadline, cancel) leaves its ticket with the worker, whose room it goes on using until the ticket returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from gpupool.errors import ErrorCode
+from gpupool.link import Result
+from gpupool.spec import RouterSpec
+from gpupool.wire import RequestId
+
+from .accounts import Accounts
+from .backlog import Backlog
+from .commands import Command
+from .deadlines import Deadlines
+from .poison import Poison
+from .replies import Replies
+from .requests import Request, State
+from .suspects import Suspects
+
+#: When to come again if no estimate can be made.
+RETRY_MS: Final = 200
+#: Deaths of workers at one request's hands after which its content is refused.
+POISON_DEATHS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How a worker ended. `running`: the tickets that it was executing; None when they cannot be told: perhaps all."""
+
+    slot: int
+    running: Collection[int] | None
+    blame: bool  # whether what it ran may have killed it
+    reason: str
+
+
+class Ledger:
+    """The requests under way, the books about them, and the commands that came of it."""
+
+    def __init__(self, spec: RouterSpec) -> None:
+        self._max_attempts = spec.max_attempts
+        self.max_pending = spec.max_pending
+        self.max_pending_bytes = spec.max_pending_bytes
+        self.commands: list[Command] = []
+        self.open: dict[tuple[bytes, RequestId], Request] = {}
+        self.accounts = Accounts()
+        self.backlog = Backlog()
+        self.suspects = Suspects()
+        self.deadlines = Deadlines()
+        self.poison = Poison()
+        self.replies = Replies(spec.models)
+
+    @property
+    def pending(self) -> int:
+        """Requests that wait in the router."""
+        return len(self.backlog) + len(self.suspects)
+
+    def full_for(self, size: int) -> str | None:
+        """Say which bound a newcomer of this size would break. An empty backlog takes any message that is allowed at all."""
+        if self.pending >= self.max_pending:
+            return f"{self.max_pending} requests are waiting, which is the limit"
+        waiting = self.backlog.size_bytes
+        if waiting and waiting + size > self.max_pending_bytes:
+            return f"{waiting} bytes are waiting, the limit is {self.max_pending_bytes}"
+        return None
+
+    def accept(self, request: Request) -> None:
+        """Take a request in."""
+        self.open[request.client, request.id] = request
+        self.deadlines.add(request)
+        self.backlog.push(request)
+        self.accounts.accepted += 1
+
+    def finish(
+        self,
+        request: Request,
+        code: str,
+        now: float,
+        *,
+        message: str = "",
+        result: Result | None = None,
+        retry_after_ms: int | None = None,
+    ) -> None:
+        """Answer a request that has been taken out of wherever it was."""
+        reply = self.replies.finished(request, code, now, message=message, result=result, retry_after_ms=retry_after_ms)
+        request.state = State.DONE
+        request.frames = ()
+        del self.open[request.client, request.id]
+        self.deadlines.remove(request)
+        self.accounts.replied[code] += 1
+        self.commands.append(reply)
+
+    def withdraw(self, request: Request) -> None:
+        """Take an open request out of wherever it is; its ticket, if it has one out, stays with the worker."""
+        if request.state is State.IN_FLIGHT:
+            self.accounts.in_flight -= 1
+        elif not self.suspects.remove(request):
+            self.backlog.remove(request)
+
+    def take_back(self, requests: Iterable[Request], now: float, reason: str) -> None:
+        """Let requests wait again that a worker was sent and never started."""
+        back: list[Request] = []
+        for request in requests:
+            self.suspects.returned(request)
+            if request.state is State.DONE:
+                continue
+            self.accounts.in_flight -= 1
+            if request.deadline <= now:
+                self.finish(request, ErrorCode.DEADLINE_EXCEEDED, now, message="time ran out")
+            else:
+                back.append(request)
+        self._requeue(back, now, reason)
+
+    def mourn(self, requests: Iterable[Request], death: Death, now: float) -> int:
+        """Decide about the requests that a dead worker had; return how many wait again."""
+        back: list[Request] = []
+        for request in requests:
+            self.suspects.returned(request)
+            if request.state is State.DONE:
+                continue
+            self.accounts.in_flight -= 1
+            if death.running is None or request.ticket in death.running:
+                request.attempts += 1
+                if death.blame:
+                    request.deaths += 1
+                    request.died_on = death.slot
+            if not self._ends_with(request, now):
+                back.append(request)
+        self._requeue(back, now, death.reason)
+        return len(back)
+
+    def _ends_with(self, request: Request, now: float) -> bool:
+        """Answer a request that came back from a dead worker and may not be sent again."""
+        if request.attempts >= self._max_attempts and request.deaths >= POISON_DEATHS:
+            self.poison.add(request.model, request.frames, now)
+            text = f"{request.deaths} workers died while they ran this request; it is refused for a while"
+            self.finish(request, ErrorCode.POISON, now, message=text)
+        elif request.deadline <= now:
+            self.finish(request, ErrorCode.DEADLINE_EXCEEDED, now, message="time ran out; its worker died")
+        elif not request.retry:
+            text = "the worker died; the request may have run, and it is not to run twice"
+            self.finish(request, ErrorCode.WORKER_LOST, now, message=text)
+        elif request.attempts >= self._max_attempts:
+            text = f"the worker died, {request.attempts} of {self._max_attempts} attempts are used"
+            self.finish(request, ErrorCode.WORKER_LOST, now, message=text)
+        else:
+            return False
+        return True
+
+    def _requeue(self, requests: Iterable[Request], now: float, reason: str) -> None:
+        """Let requests wait again, before all others; those that saw a worker die at their hands wait among the suspects.
+
+        What no longer fits the bounds is refused: those whose turn would come last, who would have been refused a moment later.
+        """
+        fresh: list[Request] = []
+        suspects: list[Request] = []
+        for request in requests:
+            request.state = State.PENDING
+            (suspects if request.deaths else fresh).append(request)
+            self.accounts.redispatch(reason)
+        self.backlog.restore(fresh)
+        self.suspects.add(suspects)
+        for _ in range(len(fresh) + len(suspects)):
+            over = self.pending > self.max_pending or self.backlog.size_bytes > self.max_pending_bytes
+            if not over or len(self.backlog) < 2:
+                return
+            last = self.backlog.pop_last()
+            text = "requests came back from a worker and the backlog is full"
+            self.finish(last, ErrorCode.OVERLOADED, now, message=text, retry_after_ms=RETRY_MS)
+
+    def abandon_pending(self, code: ErrorCode, now: float, message: str, retry_after_ms: int | None = None) -> None:
+        """Answer all that waits."""
+        for request in [*self.suspects, *self.backlog]:
+            self.withdraw(request)
+            self.finish(request, code, now, message=message, retry_after_ms=retry_after_ms)

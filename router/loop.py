@@ -1,0 +1,299 @@
+"""The router's shell: drains its two sockets, lets the core decide, carries out what it says.
+
+One turn drains both sockets within bounds, then dispatches what came, so that many requests travel in one message. Plain sockets
+watched by descriptor cost a third of what zmq.asyncio does per request. Whatever ends a turn early comes up for another one through
+the loop's queue, so that neither socket, nor the supervisor's line, waits for the other two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import deque
+from typing import Any, Final
+
+import uvloop
+import zmq
+
+from gpupool import link
+from gpupool.board import Board, SlotWord, Word, unpack_queue
+from gpupool.channel import Channel
+from gpupool.exits import Exit
+from gpupool.logs import LEVELS, Log
+from gpupool.spec import RouterSpec
+
+from .balance import Reading
+from .commands import Command, Event, Quit, Reply, SendTickets, SendWork, Tell
+from .core import Core
+from .outbox import Outbox, Sent
+from .sockets import BindError, drain, open_clients, open_workers, readable, send
+
+#: Bounds of what one turn takes in: some milliseconds of work.
+_TURN_MESSAGES: Final = 256
+_TURN_BYTES: Final = 16 << 20
+#: How old a reading of the board may be when work is given out.
+_READING_S: Final = 0.002
+_BEAT_S: Final = 0.2
+_BEATS_PER_LEVEL: Final = 5
+_OUTBOX_S: Final = 0.01
+#: What a dead worker sent last may still be on its way through libzmq when we hear of its death.
+_LAST_WORDS_S: Final = 0.003
+_LINGER_MS: Final = 1000
+_MAX_UNTOLD: Final = 1000
+_TELL_EVERY_S: Final = 1.0
+
+
+class Router:
+    """The running router."""
+
+    def __init__(self, spec: RouterSpec, board: Board, channel: Channel, log: Log) -> None:
+        self._spec = spec
+        self._board = board
+        self._channel = channel
+        self._log = log
+        self._core = Core(spec)
+        self._outbox = Outbox()
+        self._untold: deque[dict[str, Any]] = deque(maxlen=_MAX_UNTOLD)  # messages the supervisor did not take yet
+        self._loop = uvloop.new_event_loop()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+        self._clients: zmq.Socket[bytes]
+        self._workers: zmq.Socket[bytes]
+        self._bound: list[str] = []
+        self._now = 0.0  # when the present turn began: one reading of the clock for all that came with it
+        self._turn_asked = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._read_at = 0.0
+        self._beats = 0
+        self._bad_messages = 0
+        self._bad_told_at = 0.0
+
+    def run(self) -> int:
+        """Bind, serve until the supervisor says stop, and return the exit code."""
+        try:
+            self._clients, self._bound = open_clients(self._context, self._spec)
+            self._workers = open_workers(self._context, self._spec)
+        except BindError as e:
+            self._log.event.error("bind_failed", error=str(e))
+            self._channel.send({"t": "failed", "message": str(e)})
+            self._context.destroy(linger=0)
+            return Exit.BAD_CONFIG
+        loop = self._loop
+        loop.set_exception_handler(self._on_exception)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        loop.add_signal_handler(signal.SIGTERM, self._on_message, {"t": "stop"})
+        for sock in (self._clients, self._workers):
+            loop.add_reader(sock.get(zmq.FD), self._turn)
+        loop.add_reader(self._channel.fileno(), self._on_channel)
+        self._tell({"t": "up", "bind": self._bound})
+        self._log.event.info("router_up", bind=self._bound, epoch=self._spec.epoch)
+        self._beat()
+        self._turn()
+        loop.run_forever()
+        self._close()
+        return Exit.OK
+
+    # One turn
+
+    def _turn(self) -> None:
+        self._turn_asked = False
+        now = time.monotonic()
+        core = self._core
+        more = True
+        try:
+            self._now = now
+            more = drain(self._workers, self._on_worker, max_messages=_TURN_MESSAGES, max_bytes=_TURN_BYTES)
+            if (due := core.next_deadline()) is not None and due <= now:
+                core.tick(now)
+            more |= drain(self._clients, self._on_client, max_messages=_TURN_MESSAGES, max_bytes=_TURN_BYTES)
+            if core.ledger.pending and now >= self._read_at + _READING_S:
+                self._read_at = now
+                core.workers.observe(self._readings())
+            self._act(now)
+            self._arm(now)
+        finally:
+            if more or readable(self._clients) or readable(self._workers):
+                self._ask_turn()
+
+    def _act(self, now: float) -> None:
+        """Dispatch, and carry out commands until no more come of it (a send that fails brings new ones)."""
+        core = self._core
+        core.dispatch(now)
+        while commands := core.take_commands():
+            for command in commands:
+                try:
+                    self._carry_out(command, now)
+                except Exception as e:  # one reply that cannot be sent must not cost the others theirs
+                    core.undelivered(isinstance(command, Reply))
+                    self._log.event.error("command_failed", command=type(command).__name__, exc_info=e)
+            core.dispatch(now)
+
+    def _carry_out(self, command: Command, now: float) -> None:
+        match command:
+            case Reply(frames, record):
+                self._reply(frames, now)
+                if record:
+                    self._log.request(record)
+            case SendWork(peer, requests):
+                if send(self._workers, [peer, *link.pack_work(requests)]) is not Sent.OK:
+                    self._core.workers.send_failed(peer, [r.ticket for r in requests], now)
+            case SendTickets(peer, kind, tickets):
+                send(self._workers, [peer, *link.pack_tickets(kind, tickets)])  # who misses it is lost, and is told so
+            case Tell(message):
+                self._tell(message)
+            case Event(level, name, fields):
+                getattr(self._log.event, level)(name, **fields)
+            case Quit():
+                self._loop.stop()
+
+    def _reply(self, frames: list[bytes], now: float) -> None:
+        sent = Sent.BUSY if frames[0] in self._outbox else send(self._clients, frames)
+        if sent is Sent.BUSY:
+            if not self._outbox:
+                self._loop.call_later(_OUTBOX_S, self._flush)
+            if not self._outbox.add(frames, now):
+                self._core.undelivered()
+        elif sent is Sent.GONE:
+            self._core.undelivered()
+
+    def _flush(self) -> None:
+        self._core.undelivered(self._outbox.flush(lambda frames: send(self._clients, frames), time.monotonic()))
+        if self._outbox:
+            self._loop.call_later(_OUTBOX_S, self._flush)
+        self._ask_turn()
+
+    def _ask_turn(self) -> None:
+        if not self._turn_asked:
+            self._turn_asked = True
+            self._loop.call_soon(self._turn)
+
+    def _arm(self, now: float) -> None:
+        at = self._core.next_deadline()
+        if at is None or (self._timer is not None and self._timer_at <= at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_later(max(0.0, at - now) + 0.001, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._turn()
+
+    def _readings(self) -> list[Reading]:
+        get = self._board.get_slot
+        readings = []
+        for slot in self._core.workers.fleet.by_slot:
+            rows = sum(unpack_queue(get(slot, SlotWord.QUEUE)))
+            limit, service_s = get(slot, SlotWord.BATCH_LIMIT), get(slot, SlotWord.SERVICE_NS) / 1e9
+            readings.append(Reading(slot, get(slot, SlotWord.INCARNATION), rows, limit, service_s))
+        return readings
+
+    # What comes in
+
+    def _on_client(self, client: bytes, frames: list[bytes]) -> None:
+        self._core.message(client, frames, self._now)
+
+    def _on_worker(self, peer: bytes, frames: list[bytes]) -> None:
+        workers = self._core.workers
+        try:
+            match frames[0] if len(frames) > 1 else b"":
+                case link.RESULTS:
+                    workers.results(peer, link.unpack_results(frames), self._now)
+                case link.HELLO:
+                    workers.hello(peer, link.unpack_hello(frames), self._now)
+                case link.BYE:
+                    workers.bye(peer, link.unpack_tickets(frames), self._now)
+                case _:
+                    raise link.LinkError("unknown kind of message")
+        except Exception as e:  # a stranger on the socket, or a worker's bug: told, and no more
+            self._bad_messages += 1
+            if self._now >= self._bad_told_at + _TELL_EVERY_S:
+                self._bad_told_at = self._now
+                self._log.event.warning("bad_worker_message", error=f"{type(e).__name__}: {e}", total=self._bad_messages)
+
+    def _on_channel(self) -> None:
+        for _ in range(100):  # the rest comes with the loop's next round: this descriptor tells as long as something waits
+            try:
+                message = self._channel.receive()
+            except EOFError:
+                os._exit(Exit.PARENT_GONE)
+            if message is None:
+                break
+            try:
+                self._on_message(message)
+            except Exception as e:  # a message we cannot follow must not end the service
+                self._log.event.error("bad_supervisor_message", message=message.get("t"), exc_info=e)
+        self._ask_turn()
+
+    def _on_message(self, m: dict[str, Any]) -> None:
+        core, workers, now = self._core, self._core.workers, time.monotonic()
+        match m.get("t"):
+            case "lost":
+                self._loop.call_later(_LAST_WORDS_S, self._on_lost, m)
+            case "hold":
+                workers.hold(m["slot"])
+            case "release":
+                workers.release(m["slot"])
+            case "expect":
+                workers.expect(m["ready"], m["coming"])
+            case "settings":
+                core.settings(m)
+                if "log_level" in m:
+                    self._log.set_level(LEVELS[m["log_level"]])
+            case "drain":
+                core.drain()
+            case "undrain":
+                core.undrain()
+            case "stats":
+                self._tell({"t": "stats", "n": m["n"], "bind": self._bound, **core.stats()})
+            case "stop":
+                core.stop(now)
+                self._ask_turn()
+            case kind:
+                self._log.event.warning("unknown_message", source="supervisor", kind=kind)
+
+    def _on_lost(self, m: dict[str, Any]) -> None:
+        self._now = time.monotonic()
+        drain(self._workers, self._on_worker, max_messages=4 * _TURN_MESSAGES, max_bytes=4 * _TURN_BYTES)
+        running = m.get("running")
+        self._core.workers.lost(
+            m["slot"], m["incarnation"], None if running is None else set(running), self._now, blame=bool(m.get("blame")),
+            reason=str(m.get("reason", "")),
+        )  # fmt: skip
+        self._ask_turn()
+
+    def _on_exception(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self._log.event.error("router_fault", message=context.get("message"), exc_info=context.get("exception"))
+
+    # Life
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        self._untold.append(message)
+        while self._untold and self._channel.send(self._untold[0]):
+            self._untold.popleft()
+
+    def _beat(self) -> None:
+        self._loop.call_later(_BEAT_S, self._beat)
+        self._board.set(Word.ROUTER_BEAT_NS, time.monotonic_ns())
+        self._beats += 1
+        if self._beats % _BEATS_PER_LEVEL == 0:
+            level = self._board.get(Word.LOG_LEVEL)
+            if level != self._log.level and level in LEVELS.values():
+                self._log.set_level(level)
+        while self._untold and self._channel.send(self._untold[0]):
+            self._untold.popleft()
+
+    def _close(self) -> None:
+        """Answer what has come in the meantime, flush for a bounded time, and close."""
+        self._now = now = time.monotonic()
+        drain(self._clients, self._on_client, max_messages=4 * _TURN_MESSAGES, max_bytes=4 * _TURN_BYTES)
+        self._act(now)
+        self._core.undelivered(self._outbox.flush(lambda frames: send(self._clients, frames), now))
+        self._log.event.info("router_stopped", unsent=len(self._outbox), **self._core.stats())
+        self._clients.close(_LINGER_MS)
+        self._workers.close(0)
+        self._context.term()

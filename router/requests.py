@@ -1,0 +1,71 @@
+"""One accepted request, from its arrival to its one reply.
+
+The names that `gpupool.link.pack_work` reads (ticket … frames) are those of `link.Work`, so a request is packed as it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final
+
+from gpupool.wire import RequestId
+
+#: No slot has this number: the request has killed no worker yet.
+NO_SLOT: Final = -1
+
+
+class State(Enum):
+    """Where a request is. DONE: answered, though a worker may still hold its ticket."""
+
+    PENDING = 0
+    IN_FLIGHT = 1
+    DONE = 2
+
+
+class Request:
+    """A request under way. Instants are monotonic seconds; compared and hashed by identity."""
+
+    __slots__ = (
+        "arrived", "attempts", "client", "deadline", "deaths", "delimiter", "died_on", "flags", "frames", "id", "model",
+        "priority", "retry", "rows", "sent", "sequence", "size", "slot", "state", "ticket", "timeout_s",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        client: bytes,
+        request_id: RequestId,
+        sequence: int,
+        arrived: float,
+        deadline: float,
+        frames: Sequence[bytes],
+        size: int,
+        *,
+        delimiter: bool = False,
+        model: int = 0,
+        flags: int = 0,
+        rows: int = 1,
+        priority: int = 5,
+        retry: bool = True,
+    ) -> None:
+        self.client = client
+        self.id = request_id
+        self.sequence = sequence  # order of arrival in this router
+        self.arrived = arrived
+        self.deadline = deadline
+        self.frames = frames  # body and buffers; dropped when the request is answered
+        self.size = size
+        self.delimiter = delimiter
+        self.model = model
+        self.flags = flags
+        self.rows = rows
+        self.priority = priority
+        self.retry = retry
+        self.state = State.PENDING
+        self.ticket = 0  # of its latest dispatch
+        self.slot = NO_SLOT  # where it was last sent
+        self.sent = 0.0
+        self.timeout_s = 0.0  # what was left when it was last sent
+        self.attempts = 0  # executions begun, the first included
+        self.deaths = 0  # deaths of workers that were laid at its door
+        self.died_on = NO_SLOT

@@ -1,0 +1,141 @@
+"""The router's two ROUTER sockets: how they are opened, drained and sent on, without ever waiting.
+
+Two clients with one routing id: the first keeps it, the second is ignored by libzmq until the first is gone (hand-over would cut the
+first off silently, and give its replies to the newcomer). Clients should leave the routing id to libzmq, as ours does.
+
+Hard cap: a frame above twice `max_message_bytes` cuts its connection, without a reply. Up to there a message that is too large is
+answered `too_large`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import zmq
+
+from gpupool.spec import RouterSpec
+from gpupool.wire import MAX_BUFFERS
+
+from .outbox import Sent
+
+#: Messages per connection that libzmq may hold for us, and for a client that does not read. It counts messages, not bytes, and we
+#: read at once: more would only let memory grow when we cannot.
+_CLIENT_HWM: Final = 256
+_WORKER_HWM: Final = 1000
+#: A client whose host vanished is noticed within three of these.
+_HEARTBEAT_MS: Final = 10_000
+#: From here on a frame is sent without a copy; below, a copy is cheaper than the bookkeeping.
+_ZERO_COPY_BYTES: Final = 1 << 20
+#: Frames of a message beyond which the rest is read and thrown away: it will be refused anyhow.
+_MAX_FRAMES: Final = MAX_BUFFERS + 4
+
+_MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
+_LAST: Final = int(zmq.NOBLOCK)
+
+
+class BindError(Exception):
+    """An address cannot be bound; the message names it."""
+
+
+def open_clients(context: zmq.Context[zmq.Socket[bytes]], spec: RouterSpec) -> tuple[zmq.Socket[bytes], list[str]]:
+    """Bind the clients' socket; return it with the addresses that came of it (port 0 is resolved).
+
+    Raises:
+        BindError: for the first address that fails.
+    """
+    sock = context.socket(zmq.ROUTER)
+    sock.set(zmq.ROUTER_MANDATORY, 1)
+    sock.set(zmq.SNDHWM, _CLIENT_HWM)
+    sock.set(zmq.RCVHWM, _CLIENT_HWM)
+    sock.set(zmq.MAXMSGSIZE, 2 * spec.max_message_bytes)
+    sock.set(zmq.LINGER, 0)
+    sock.set(zmq.BACKLOG, 1024)
+    sock.set(zmq.HANDSHAKE_IVL, _HEARTBEAT_MS)
+    sock.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+    sock.set(zmq.HEARTBEAT_TIMEOUT, 3 * _HEARTBEAT_MS)
+    sock.set(zmq.TCP_KEEPALIVE, 1)
+    sock.set(zmq.TCP_KEEPALIVE_IDLE, 60)
+    sock.set(zmq.IPV6, any("[" in address for address in spec.bind))
+    with _umask(0o117):
+        return sock, [_bind(sock, address) for address in spec.bind]
+
+
+def open_workers(context: zmq.Context[zmq.Socket[bytes]], spec: RouterSpec) -> zmq.Socket[bytes]:
+    """Bind the workers' socket, for our own user only.
+
+    Raises:
+        BindError: when it cannot be bound.
+    """
+    sock = context.socket(zmq.ROUTER)
+    sock.set(zmq.ROUTER_MANDATORY, 1)
+    sock.set(zmq.SNDHWM, _WORKER_HWM)
+    sock.set(zmq.RCVHWM, _WORKER_HWM)
+    sock.set(zmq.LINGER, 0)
+    with _umask(0o177):
+        _bind(sock, spec.workers_endpoint)
+    return sock
+
+
+def readable(sock: zmq.Socket[bytes]) -> bool:
+    """Whether messages wait. To be asked after every drain and after sends: libzmq's descriptor tells of a change once only."""
+    return bool(int(sock.get(zmq.EVENTS)) & zmq.POLLIN)
+
+
+def drain(sock: zmq.Socket[bytes], handle: Callable[[bytes, list[bytes]], None], *, max_messages: int, max_bytes: int) -> bool:
+    """Hand over the messages that wait as (routing id, frames); True when a bound ended it and more may wait."""
+    receive, get, more = sock.recv, sock.get, zmq.RCVMORE
+    size = 0
+    for _ in range(max_messages):
+        try:
+            peer = receive(_LAST)
+        except zmq.Again:
+            return False
+        frames: list[bytes] = []
+        while get(more):
+            frame = receive(_LAST)
+            if len(frames) < _MAX_FRAMES:
+                frames.append(frame)
+                size += len(frame)
+        handle(peer, frames)
+        if size >= max_bytes:
+            return True
+    return True
+
+
+def send(sock: zmq.Socket[bytes], frames: Sequence[bytes]) -> Sent:
+    """Send one message, the peer's routing id first, if that is possible now. Only its first frame can be refused."""
+    try:
+        sock.send(frames[0], _MORE)
+    except zmq.Again:
+        return Sent.BUSY
+    except zmq.ZMQError as e:
+        if e.errno == zmq.EHOSTUNREACH:
+            return Sent.GONE
+        raise
+    last = len(frames) - 1
+    for i in range(1, last):
+        frame = frames[i]
+        sock.send(frame, _MORE, len(frame) < _ZERO_COPY_BYTES)
+    sock.send(frames[last], _LAST, len(frames[last]) < _ZERO_COPY_BYTES)
+    return Sent.OK
+
+
+def _bind(sock: zmq.Socket[bytes], address: str) -> str:
+    try:
+        sock.bind(address)
+    except zmq.ZMQError as e:
+        raise BindError(f"cannot bind {address}: {e.strerror}") from None
+    bound = sock.get(zmq.LAST_ENDPOINT)
+    return bound.decode().rstrip("\0") if isinstance(bound, bytes) else str(bound)
+
+
+@contextmanager
+def _umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)

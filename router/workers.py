@@ -1,0 +1,136 @@
+"""The workers that have registered: what each was sent and has not answered, and which of them may get work.
+
+The supervisor speaks of slots (`hold`, `lost`), the link of peers; an incarnation once lost can never come back.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpupool.link import Hello
+
+from .requests import Request
+
+#: A worker just joined gets a quarter of a batch until its first result: if it dies of it, little was at stake.
+SLOW_START: Final = 4
+
+
+class Worker:
+    """One registered incarnation. `rows` is the router's own count of samples sent and not answered."""
+
+    __slots__ = (
+        "batch_limit", "batch_s", "failures", "idle_told", "incarnation", "leaving", "outstanding", "peer", "proven",
+        "reported", "room", "rows", "service_s", "sick", "slot", "turn",
+    )  # fmt: skip
+
+    def __init__(self, peer: bytes, hello: Hello) -> None:
+        self.peer = peer
+        self.slot = hello.slot
+        self.incarnation = hello.incarnation
+        self.batch_limit = max(1, hello.batch_limit)
+        self.outstanding: dict[int, Request] = {}  # by ticket, in the order sent
+        self.rows = 0
+        self.room = 0  # rows up to which it gets more, see Fleet.set_limit
+        self.proven = False  # has answered something
+        self.leaving = False  # said BYE, or could not be reached: gets nothing more
+        self.idle_told = False  # the supervisor knows that it has nothing left; matters while its slot is held
+        self.sick = False  # reported for replacement
+        self.failures = 0  # infrastructure errors in a row
+        self.batch_s = 0.0  # smoothed duration of a batch, 0 until known
+        self.service_s = 1.0  # relative cost of a sample, see balance
+        self.reported = 0  # rows that the board shows
+        self.turn = 0  # when it was last given something
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it may get one request more. An idle one always may, so that a large `many` request finds a place."""
+        return self.rows < self.room or not self.outstanding
+
+    def give(self, request: Request) -> None:
+        """Note that a request is sent."""
+        self.outstanding[request.ticket] = request
+        self.rows += max(1, request.rows)
+
+    def take_back(self, ticket: int) -> Request | None:
+        """Note that a ticket is done with, and return its request; None for one that it does not have."""
+        request = self.outstanding.pop(ticket, None)
+        if request is not None:
+            self.rows -= max(1, request.rows)
+        return request
+
+
+class Fleet:
+    """All registered workers, and the supervisor's holds on slots."""
+
+    def __init__(self, max_queue: int) -> None:
+        self._max_queue = max_queue
+        self.by_peer: dict[bytes, Worker] = {}
+        self.by_slot: dict[int, Worker] = {}
+        self.held: set[int] = set()
+        self._lost: dict[int, int] = {}  # newest incarnation known to be dead, by slot
+        self._usable: list[Worker] | None = None
+
+    def is_lost(self, slot: int, incarnation: int) -> bool:
+        """Whether this incarnation, or a newer one of its slot, is known to be dead."""
+        return incarnation <= self._lost.get(slot, 0)
+
+    def add(self, worker: Worker) -> None:
+        """Register a worker; whoever had its slot must have been removed."""
+        self.by_peer[worker.peer] = worker
+        self.by_slot[worker.slot] = worker
+        self.set_limit(worker, worker.batch_limit)
+        self.changed()
+
+    def move(self, worker: Worker, peer: bytes) -> None:
+        """Follow a worker to a new connection."""
+        self.by_peer.pop(worker.peer, None)
+        worker.peer = peer
+        self.by_peer[peer] = worker
+
+    def lose(self, slot: int, incarnation: int) -> Worker | None:
+        """Bury an incarnation, and return its worker if it was registered."""
+        self._lost[slot] = max(incarnation, self._lost.get(slot, 0))
+        worker = self.by_slot.get(slot)
+        if worker is None or worker.incarnation > incarnation:
+            return None
+        del self.by_slot[slot]
+        self.by_peer.pop(worker.peer, None)
+        self.changed()
+        return worker
+
+    def set_limit(self, worker: Worker, batch_limit: int) -> None:
+        """Set how much a worker may hold: what runs and about one batch more, less while it has proved nothing."""
+        worker.batch_limit = batch_limit
+        if worker.proven:
+            worker.room = min(2 * batch_limit, batch_limit + self._max_queue)
+        else:
+            worker.room = max(1, batch_limit // SLOW_START)
+
+    def set_max_queue(self, max_queue: int) -> None:
+        """Change how many samples may wait in one worker."""
+        self._max_queue = max_queue
+        for worker in self.by_slot.values():
+            self.set_limit(worker, worker.batch_limit)
+
+    def changed(self) -> None:
+        """Forget what `usable` found: a worker or a hold has changed."""
+        self._usable = None
+
+    @property
+    def registered(self) -> list[Worker]:
+        """Workers that are there and not on their way out."""
+        return [w for w in self.by_slot.values() if not w.leaving]
+
+    @property
+    def all_held(self) -> bool:
+        """Whether there are workers, and the supervisor holds every one of them."""
+        registered = self.registered
+        return bool(registered) and all(w.slot in self.held for w in registered)
+
+    @property
+    def usable(self) -> list[Worker]:
+        """Workers that may get work: those not held. When all are held: all, so that accepted work is finished."""
+        if self._usable is None:
+            well = [w for w in self.registered if not w.sick]
+            self._usable = well if self.all_held else [w for w in well if w.slot not in self.held]
+        return self._usable
