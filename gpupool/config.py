@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from gpupool.config_checks import batching_of, findings, followed, options_findings
 from gpupool.config_errors import ConfigError, ConfigErrors, Location, explain, key_path
@@ -55,6 +56,11 @@ class Config:
     def folder(self) -> Path:
         """The file's folder: handler modules are looked up here."""
         return self.source.parent
+
+    def plain(self) -> dict[str, Any]:
+        """Every table as plain values (dicts, lists, texts, numbers), to compare two configurations key by key."""
+        tables = {name: getattr(self, name) for name in Document.model_fields}
+        return Document.model_construct(**tables).model_dump(mode="json", warnings=False)
 
     @property
     def runtime(self) -> RuntimeDir:
@@ -137,7 +143,7 @@ def _checked(raw: dict[str, Any]) -> tuple[Document | None, list[ConfigError], s
     try:
         return Document.model_validate(raw), [], set()
     except ValidationError as e:
-        details = e.errors(include_url=False)
+        details = _told_once(e.errors(include_url=False))
     errors = [explain(detail, Document) for detail in details]
     refused = [_key_of(detail["loc"]) for detail in details]
     sound = copy.deepcopy(raw)
@@ -148,6 +154,12 @@ def _checked(raw: dict[str, Any]) -> tuple[Document | None, list[ConfigError], s
     except ValidationError:
         document = None
     return document, errors, {key_path(location) for location in refused}
+
+
+def _told_once(details: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Leave out that a list is too short where that is because its entries were refused."""
+    inside = {detail["loc"][:-1] for detail in details}
+    return [detail for detail in details if not (detail["type"] == "too_short" and detail["loc"] in inside)]
 
 
 def _key_of(location: Location) -> Location:
@@ -217,9 +229,9 @@ def _surroundings(tables: Document) -> Iterator[ConfigError]:
 
 def _model_spec(folder: Path, model: Model, batching: BatchingSpec, path: str) -> ModelSpec | list[ConfigError]:
     """Resolve one model, or say what is wrong with its directory or handler."""
+    if bool(model.path) == bool(model.handler):  # a finding already
+        return []
     if not model.path:
-        if not model.handler:
-            return []
         if problem := handler_problem(model.handler, [str(folder)]):
             return [ConfigError(f"{path}.handler", *problem)]
         return ModelSpec(model.name, handler=model.handler, options=model.options, batching=batching)

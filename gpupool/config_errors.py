@@ -78,8 +78,8 @@ _EXPECTED: Final = {
     "greater_than": "more than {gt}",
     "less_than_equal": "at most {le}",
     "less_than": "less than {lt}",
-    "too_short": "at least {min_length} entries",
-    "too_long": "at most {max_length} entries",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
     "string_too_short": "at least {min_length} characters",
     "string_too_long": "at most {max_length} characters",
     "string_pattern_mismatch": "text of the form {pattern}",
@@ -95,7 +95,7 @@ _EXPECTED: Final = {
 
 def explain(detail: ErrorDetails, schema: type[BaseModel]) -> ConfigError:
     """Put one of pydantic's errors into our words."""
-    location, kind, context = detail["loc"], detail["type"], dict(detail.get("ctx", {}))
+    location, kind, context = detail["loc"], detail["type"], {k: _short(v) for k, v in detail.get("ctx", {}).items()}
     if isinstance(choices := context.get("expected"), str) and kind == "literal_error":
         context["expected"] = "one of " + choices.replace(" or ", ", ").replace("'", '"')
     expected = _EXPECTED[kind].format_map(context) if kind in _EXPECTED else detail["msg"]
@@ -153,6 +153,10 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for argument in getattr(annotation, "__args__", ()) for model in _models_in(argument)]
+
+
+def _short(value: Any) -> Any:
+    return f"{value:g}" if isinstance(value, float) else value
 
 
 def _is_number(text: str) -> bool:

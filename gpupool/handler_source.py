@@ -55,16 +55,15 @@ def _find(module: str, search_path: Sequence[str]) -> ModuleSpec | None:
             spec = importlib.util.find_spec(top)
         except ValueError:  # a module without a spec, such as __main__: it is there
             return ModuleSpec(top, None)
-    name = top
     for part in rest:
         if spec is None:
             break
         if spec.submodule_search_locations is None:
             return None
-        name = f"{name}.{part}"
-        inner = PathFinder.find_spec(name, list(spec.submodule_search_locations))
+        # By its last name: with the full one, a package without __init__ would look for its parent among the imported modules.
+        inner = PathFinder.find_spec(part, list(spec.submodule_search_locations))
         if inner is None and _makes_its_own_path(spec):
-            return ModuleSpec(name, None)
+            return ModuleSpec(part, None)
         spec = inner
     return spec
 

@@ -1,0 +1,95 @@
+"""`gpupool call`: one request from the shell; the reply, or the error, as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from typing import Annotated, Any, Final
+
+import typer
+
+from gpupool.errors import DeadlineExceeded, GpuPoolError
+from gpupool.exits import Exit
+
+from .control import status_of, unreachable
+from .options import JsonOption, RuntimeDirOption, positive, runtime_of
+from .output import Failure, print_json
+
+#: A router that does not answer a ping within this time is not there.
+_PING_TIMEOUT_S: Final = 3.0
+
+
+def call(
+    sample: Annotated[str, typer.Argument(metavar="JSON or -", help="The sample; - reads it from stdin.")] = "-",
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="M", help="Default: the pool's first.", show_default=False)
+    ] = None,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="S", callback=positive, help="Seconds to wait.")] = 30.0,
+    endpoint: Annotated[
+        str | None,
+        typer.Option("--endpoint", metavar="E", help="The router's address. Default: ask the pool.", show_default=False),
+    ] = None,
+    json_output: JsonOption = False,  # noqa: ARG001 - a reply is JSON with or without it
+    runtime_dir: RuntimeDirOption = None,
+) -> int:
+    """Send one request and print the reply as JSON."""
+    value = _parsed(sys.stdin.read() if sample == "-" else sample)
+    address = endpoint or reachable(_bound(status_of(runtime_of(runtime_dir))))
+    from gpupool.client import Client  # late: zmq
+
+    try:
+        client = Client(address, timeout=timeout)
+    except ValueError as e:
+        raise Failure("usage", str(e), Exit.USAGE) from None
+    with client:
+        started = time.monotonic()
+        try:
+            client.ping(timeout=min(timeout, _PING_TIMEOUT_S))
+        except GpuPoolError:
+            raise unreachable("unreachable", f"no router answers at {address}") from None
+        left = max(0.001, timeout - (time.monotonic() - started))
+        try:
+            reply = client.infer(value, model=model, timeout=left)
+        except DeadlineExceeded as error:
+            raise Failure(error.code, error.message or f"no reply within {timeout:g} s", Exit.TIMEOUT, retryable=True) from None
+        except GpuPoolError as error:
+            details = {"retryable": error.retryable, "retry_after_ms": error.retry_after_ms, "field": error.field}
+            told = {key: detail for key, detail in details.items() if detail is not None}
+            raise Failure(error.code, error.message or str(error.code), Exit.FAILED, **told) from None
+    fields = ("result", "model", "version", "worker", "attempts", "timings_ms")
+    print_json({field: getattr(reply, field) for field in fields})
+    return Exit.OK
+
+
+def reachable(bound: str) -> str:
+    """Turn an address that a router listens on into one that a client can go to: every interface has the loopback one."""
+    for anywhere in ("tcp://0.0.0.0:", "tcp://*:"):
+        if bound.startswith(anywhere):
+            return "tcp://127.0.0.1:" + bound.removeprefix(anywhere)
+    return bound
+
+
+def _bound(document: dict[str, Any]) -> str:
+    addresses = (document.get("router") or {}).get("bind") or []
+    if not addresses:
+        raise Failure("no_router", "the pool's router is not up", Exit.FAILED)
+    return str(addresses[0])
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+    except (ValueError, RecursionError) as e:
+        raise Failure("bad_json", f"the sample is not JSON: {e}", Exit.USAGE) from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is larger than any number")
+    return number

@@ -1,0 +1,149 @@
+"""`gpupool status`: the supervisor's document as it is for programs, a table for people, and a verdict as exit code."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from gpupool.exits import Exit
+
+from .control import status_of
+from .options import JsonOption, RuntimeDirOption, runtime_of
+from .output import print_json
+
+if TYPE_CHECKING:
+    from rich.console import Console, Group
+
+_REDRAW_S: Final = 1.0
+#: Where nobody looks at a terminal, lines must not be folded.
+_WIDE: Final = 250
+
+
+def status(
+    json_output: JsonOption = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Again every second, until Ctrl-C; one JSON value a line.")] = False,
+    runtime_dir: RuntimeDirOption = None,
+) -> int:
+    """Show the pool, the router and each worker. Exit 0: ready with all workers, 5: not ready, 6: degraded."""
+    runtime = runtime_of(runtime_dir)
+    document = status_of(runtime)
+    if not watch:
+        if json_output:
+            print_json(document)
+        else:
+            _console().print(layout(document))
+        return verdict(document)
+    try:
+        if json_output or not sys.stdout.isatty():
+            while True:
+                print_json(document) if json_output else _console().print(layout(document))
+                time.sleep(_REDRAW_S)
+                document = status_of(runtime)
+        from rich.live import Live  # late: only here, for a terminal
+
+        with Live(layout(document), console=_console(), auto_refresh=False) as live:
+            while True:
+                time.sleep(_REDRAW_S)
+                document = status_of(runtime)
+                live.update(layout(document), refresh=True)
+    except KeyboardInterrupt:
+        return verdict(document)
+
+
+def verdict(document: Mapping[str, Any]) -> int:
+    """Return the exit code that a status document stands for."""
+    pool = document["pool"]
+    if not pool["ready"]:
+        return Exit.NOT_READY
+    return Exit.DEGRADED if pool["degraded"] else Exit.OK
+
+
+def layout(document: Mapping[str, Any]) -> Group:
+    """Arrange a status document for people: a line for the pool, one for the router, a row for each worker."""
+    from rich.console import Group  # late: a program that asks for JSON does not pay for it
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading, *_ in _COLUMNS:
+        table.add_column(heading, no_wrap=heading != "last exit")
+    for worker in document["workers"]:
+        cells = [Text(_cell(worker, path, unit)) for _, path, unit in _COLUMNS]
+        cells[1].stylize(_STATE_STYLE.get(worker["state"], "yellow"))
+        table.add_row(*cells)
+    return Group(Text(_pool_line(document["pool"])), Text(_router_line(document.get("router") or {})), table)
+
+
+#: Heading, where it stands in a worker's entry, unit.
+_COLUMNS: Final = (
+    ("worker", "worker", ""),
+    ("state", "state", ""),
+    ("pid", "pid", ""),
+    ("device", "device.id", ""),
+    ("health", "device.health", ""),
+    ("queue", "queue_length", ""),
+    ("running", "running", ""),
+    ("in flight", "in_flight", ""),
+    ("limit", "batch_limit", ""),
+    ("window", "window_ms", " ms"),
+    ("restarts", "restarts", ""),
+    ("beat", "heartbeat_age_ms", " ms"),
+    ("last exit", "last_exit", ""),
+)
+_STATE_STYLE: Final = {
+    "ready": "green",
+    "parked": "red",
+    "quarantined": "red",
+    "lost": "red",
+    "unkillable": "red",
+}
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False, markup=False, emoji=False)
+
+
+def _pool_line(pool: Mapping[str, Any]) -> str:
+    words = [
+        f"pool {pool.get('name')}: {pool.get('state')}{', degraded' if pool['degraded'] else ''}",
+        f"{pool.get('workers_ready')} of {pool.get('workers_configured')} workers ready",
+        f"batch x{pool.get('batch_factor')}, window x{pool.get('window_factor')}",
+        f"pid {pool.get('pid')}, up {_duration(pool.get('uptime_s'))}, version {pool.get('version')}",
+    ]
+    if error := pool.get("last_reload_error"):
+        words.append(f"last reload refused: {error}")
+    return "; ".join(words)
+
+
+def _router_line(router: Mapping[str, Any]) -> str:
+    by_code = router.get("replied_total") or {}
+    replies = ", ".join(f"{code} {count}" for code, count in by_code.items()) or "none"
+    return (
+        f"router: {router.get('state')} at {', '.join(router.get('bind') or ['?'])}; pending {router.get('pending')}, "
+        f"in flight {router.get('in_flight')}; accepted {router.get('accepted_total')}, replied: {replies}"
+    )
+
+
+def _cell(worker: Mapping[str, Any], path: str, unit: str) -> str:
+    value: Any = worker
+    for step in path.split("."):
+        value = value.get(step) if isinstance(value, Mapping) else None
+    if value is None:
+        return "-"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {item}" for key, item in value.items() if item is not None) or "-"
+    return f"{value:g}{unit}" if isinstance(value, float) else f"{value}{unit}"
+
+
+def _duration(seconds: Any) -> str:
+    if not isinstance(seconds, (int, float)):
+        return "?"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
