@@ -37,6 +37,7 @@ from .replies import Replies
 _FLUSH_TIMEOUT_S = 3.0
 #: The interpreter's turn between threads. The default of 5 ms would delay every message while a model computes in Python.
 _SWITCH_S = 0.0005
+_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
 class Worker:
@@ -61,7 +62,12 @@ class Worker:
         self.beat.start()
         self.link.start()
         self.listen()
-        os.register_at_fork(after_in_child=self.unlisten)
+        # Blocked in between: a signal that reaches the child before it is disowned would be written into our pipe.
+        os.register_at_fork(
+            before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS),
+            after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS),
+            after_in_child=self.disown,
+        )
         try:
             self.serve(self.load())
         except LoadError as e:
@@ -77,15 +83,16 @@ class Worker:
 
         The handlers themselves do nothing. SIGHUP gets one too rather than SIG_IGN, which helper programs of a model would inherit.
         """
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in _SIGNALS:
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(self.link.signal_fd, warn_on_full_buffer=False)
 
-    def unlisten(self) -> None:
+    def disown(self) -> None:
         """In a process that a model has forked: its signals are its own, and must not reach this worker's link."""
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         self.channel.close()
 
     def load(self) -> list[Model]:

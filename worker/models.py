@@ -71,7 +71,7 @@ def threads() -> int:
 
 
 def inference_mode() -> AbstractContextManager[Any]:
-    """Torch's inference mode if anybody has imported torch, else nothing."""
+    """Torch's inference mode if anybody has imported torch, else nothing: a forward that is the first to import it runs without."""
     torch = sys.modules.get("torch")
     mode = getattr(torch, "inference_mode", None)  # missing while another thread is importing torch
     return nullcontext() if mode is None else mode()

@@ -1,0 +1,238 @@
+"""From work to items and from batches to answers, without sockets."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgpack
+import pytest
+
+from gpupool.errors import ErrorCode, InvalidInput
+from gpupool.link import Result, Work, WorkFlag
+from gpupool.samples import unpack_body
+from gpupool.spec import BatchingSpec, ModelSpec
+from gpupool.worker.batcher import Batch, CloseReason, Item, Share
+from gpupool.worker.faults import Failure, StickyFault
+from gpupool.worker.intake import SLICE_S, Intake
+from gpupool.worker.models import Model
+from gpupool.worker.replies import Done, Replies
+
+T = 50.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = T
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def model(buckets: tuple[int, ...] = (), **methods: Any) -> Model:
+    return Model(ModelSpec("m", batching=BatchingSpec(length_buckets=buckets)), forward=list, **methods)
+
+
+def work(ticket: int, value: Any, *, many: bool = False, timeout_s: float = 10.0, number: int = 0) -> Work:
+    rows = len(value) if many else 1
+    return Work(ticket, number, WorkFlag.MANY if many else 0, rows, timeout_s, 5, [msgpack.packb(value)])
+
+
+def admit(intake: Intake, *works: Work) -> tuple[list[Item], list[Result]]:
+    intake.put(works, 1, T)
+    return intake.advance()
+
+
+def answer(replies: Replies, items: list[Item], outputs: list[Any]) -> list[Result]:
+    shares = [Share(i, 0, i.rows) for i in items]
+    return replies.of(Done(Batch(items[0].key, shares, len(outputs), CloseReason.FULL), outputs, T + 1.0, 0.25))
+
+
+def samples(item: Item) -> list[Any]:
+    found: list[Any] = item.owner.samples(0, item.rows)
+    return found
+
+
+def test_a_sample_becomes_an_item_with_its_deadline() -> None:
+    items, results = admit(Intake([model()], Clock()), work(7, {"x": 1}, timeout_s=3.0))
+
+    assert not results
+    assert (items[0].ticket, items[0].key, items[0].deadline, items[0].rows) == (7, (0, 0), T + 3.0, 1)
+    assert samples(items[0]) == [{"x": 1}]
+
+
+def test_rows_of_many_fall_into_their_buckets() -> None:
+    items, _ = admit(Intake([model((2, 4), length=len)], Clock()), work(1, ["a", "abc", "bb", "toolong", "dddd"], many=True))
+
+    assert [(i.key[1], samples(i)) for i in items] == [(0, ["a", "bb"]), (1, ["abc", "dddd"]), (2, ["toolong"])]
+
+
+def test_one_bad_body_is_answered_and_hurts_nobody() -> None:
+    broken = Work(1, 0, 0, 1, 10.0, 5, [b"\xc1"])
+    items, results = admit(Intake([model()], Clock()), broken, work(2, 5))
+
+    assert [i.ticket for i in items] == [2]
+    assert [(r.ticket, r.code, r.started) for r in results] == [(1, "bad_request", False)]
+
+
+@pytest.mark.parametrize("method", ["length", "preprocess"])
+def test_a_handler_that_refuses_a_sample_names_the_field(method: str) -> None:
+    def refuse(sample: Any) -> Any:
+        if sample == 2:
+            raise InvalidInput("not a picture", field="image")
+        return 1
+
+    items, results = admit(Intake([model((), **{method: refuse})], Clock()), work(1, 2), work(2, 3), work(3, [1, 2], many=True))
+
+    assert [i.ticket for i in items] == [2]
+    assert [(r.code, r.field, r.message) for r in results] == [
+        ("invalid_input", "image", "not a picture"),
+        ("invalid_input", "image", "sample 1: not a picture"),
+    ]
+
+
+def test_any_other_error_in_preprocess_is_the_models() -> None:
+    _, results = admit(Intake([model(preprocess=lambda s: s["x"])], Clock()), work(1, {}))
+
+    assert (results[0].code, results[0].message) == ("model_error", "KeyError: 'x'")
+
+
+def test_a_broken_device_in_preprocess_is_raised() -> None:
+    def preprocess(sample: Any) -> Any:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    with pytest.raises(StickyFault, match="preprocess"):
+        admit(Intake([model(preprocess=preprocess)], Clock()), work(1, {}))
+
+
+def test_work_past_its_deadline_is_not_even_decoded() -> None:
+    clock = Clock()
+    clock.now = T + 5
+    _, results = admit(Intake([model()], clock), work(1, {}, timeout_s=4.0))
+
+    assert results[0].code == "deadline_exceeded"
+    assert not results[0].started
+
+
+def test_a_body_that_is_no_list_is_no_many() -> None:
+    _, results = admit(Intake([model()], Clock()), Work(1, 0, WorkFlag.MANY, 1, 10.0, 5, [msgpack.packb({"a": 1})]))
+
+    assert (results[0].code, results[0].field) == ("bad_request", "many")
+
+
+def test_no_samples_are_answered_with_no_results() -> None:
+    _, results = admit(Intake([model()], Clock()), work(1, [], many=True))
+
+    assert results[0].code == "ok"
+    assert unpack_body(results[0].frames[0], results[0].frames[1:]) == []
+
+
+def test_an_unknown_model_number_is_our_fault() -> None:
+    _, results = admit(Intake([model()], Clock()), work(1, 1, number=3))
+
+    assert results[0].code == "internal"
+
+
+def test_a_large_request_is_prepared_in_slices() -> None:
+    clock = Clock()
+
+    def slow(sample: int) -> int:
+        clock.now += SLICE_S / 10
+        return sample * 2
+
+    intake = Intake([model(preprocess=slow)], clock)
+    items, _ = admit(intake, work(1, list(range(1000)), many=True))
+    turns = 1
+    while not items:
+        assert intake.busy
+        assert intake.rows == 1000
+        items, _ = intake.advance()
+        turns += 1
+
+    assert turns > 10
+    assert not intake.busy
+    assert samples(items[0]) == [n * 2 for n in range(1000)]
+
+
+def test_a_cancelled_request_is_dropped_wherever_it_stands() -> None:
+    clock = Clock()
+
+    def slow(sample: int) -> int:
+        clock.now += SLICE_S
+        return sample
+
+    intake = Intake([model(preprocess=slow)], clock)
+    admit(intake, work(1, list(range(100)), many=True), work(2, 1), work(3, 2))
+
+    assert intake.cancel(1)
+    assert intake.cancel(2)
+    assert not intake.cancel(9)
+    assert [i.ticket for i in intake.advance()[0]] == [3]
+    assert intake.rows == 0
+
+
+def test_an_answer_bears_result_and_times() -> None:
+    models = [model(postprocess=lambda v: {"y": v})]
+    items, _ = admit(Intake(models, Clock()), work(1, 5))
+
+    result = answer(Replies(models, Clock()), items, [25])[0]
+
+    assert result.code == "ok"
+    assert unpack_body(result.frames[0], ()) == {"y": 25}
+    assert (result.queue_s, result.forward_s, result.batch_size, result.started) == (1.0, 0.25, 1, True)
+
+
+def test_rows_come_back_in_order_from_buckets_and_batches() -> None:
+    models = [model((1,), length=len)]
+    items, _ = admit(Intake(models, Clock()), work(1, ["a", "bb", "c", "dd"], many=True))
+    replies = Replies(models, Clock())
+
+    assert answer(replies, items[1:], ["BB", "DD"]) == []
+    results = answer(replies, items[:1], ["A", "C"])
+
+    assert unpack_body(results[0].frames[0], ()) == ["A", "BB", "C", "DD"]
+
+
+def test_the_first_row_that_fails_ends_a_request_once() -> None:
+    models = [model((1,), length=len)]
+    items, _ = admit(Intake(models, Clock()), work(1, ["a", "bb", "c"], many=True))
+    replies = Replies(models, Clock())
+
+    results = answer(replies, items[:1], ["A", Failure(ErrorCode.MODEL_ERROR, "bad")])
+
+    assert [(r.code, r.message) for r in results] == [("model_error", "sample 2: bad")]
+    assert answer(replies, items[1:], ["BB"]) == []
+
+
+def test_a_postprocess_that_raises_fails_its_own_request() -> None:
+    models = [model(postprocess=lambda v: 1 / v)]
+    items, _ = admit(Intake(models, Clock()), work(1, 1), work(2, 1))
+
+    assert [r.code for r in answer(Replies(models, Clock()), items, [0, 2])] == ["model_error", "ok"]
+
+
+class Odd:
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("value", [{1, 2}, 2**70, object(), Odd(), {"a": [{3}]}], ids=["set", "big", "object", "odd", "deep"])
+def test_what_cannot_be_sent_fails_its_caller_only(value: Any) -> None:
+    models = [model()]
+    items, _ = admit(Intake(models, Clock()), work(1, 1), work(2, 1))
+
+    results = answer(Replies(models, Clock()), items, [value, "fine"])
+
+    assert [r.code for r in results] == ["model_error", "ok"]
+    assert "cannot be sent" in results[0].message
+
+
+def test_nan_and_infinity_pass_unchanged() -> None:
+    models = [model()]
+    items, _ = admit(Intake(models, Clock()), work(1, 1))
+
+    body = unpack_body(answer(Replies(models, Clock()), items, [[math.nan, math.inf, -math.inf]])[0].frames[0], ())
+
+    assert isinstance(body, list)
+    assert math.isnan(body[0])
+    assert body[1:] == [math.inf, -math.inf]
