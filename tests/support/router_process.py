@@ -72,14 +72,14 @@ class FakeWorker:
 class RouterProcess:
     """A router process and the supervisor's view of it."""
 
-    def __init__(self, folder: Path, log: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, log_file: Path, **options: Any) -> None:
         models = (ModelSpec("echo", batching=BatchingSpec()), ModelSpec("other", version="7"))
         values: dict[str, Any] = {
             "pool": "test", "epoch": 1, "token": TOKEN, "bind": ("tcp://127.0.0.1:0",),
-            "workers_endpoint": f"ipc://{folder}/workers.sock", "slots": 4, "models": models, "log": LogSpec(file=str(log)),
+            "workers_endpoint": f"ipc://{folder}/workers.sock", "slots": 4, "models": models, "log": LogSpec(file=str(log_file)),
         }  # fmt: skip
         self.spec = RouterSpec(**(values | options))
-        self.log = log
+        self.log = log_file
         self.context: Ctx = zmq.Context(1)
         self.board = Board.create(4)
         self.channel, theirs = Channel.pair()
