@@ -1,0 +1,460 @@
+"""Both clients against a router of a few lines: the wire, time limits, cancelling, threads, and a router that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import uvloop
+import zmq
+
+from gpupool.client import AsyncClient, Cancelled, Client, DeadlineExceeded, GpuPoolError, InvalidInput, Overloaded, WorkerLost
+
+Handle = Callable[[dict[str, Any], list[bytes]], "list[list[bytes]]"]
+
+
+def ok(header: dict[str, Any], *frames: bytes, **fields: object) -> list[bytes]:
+    return [msgpack.packb({"v": 1, "id": header["id"], "code": "ok", "retryable": False, **fields}), *frames]
+
+
+def failed(header: dict[str, Any], code: str, *, retryable: bool = False, **fields: object) -> list[bytes]:
+    return [msgpack.packb({"v": 1, "id": header["id"], "code": code, "retryable": retryable, **fields}), b""]
+
+
+def echo(header: dict[str, Any], frames: list[bytes]) -> list[list[bytes]]:
+    if header.get("type") == "info":
+        return [ok(header, msgpack.packb({"pool": "fake"}))]
+    return [] if header.get("type") == "cancel" else [ok(header, *frames, model="m", worker=0)]
+
+
+def silence(header: dict[str, Any], frames: list[bytes]) -> list[list[bytes]]:
+    return []
+
+
+class FakeRouter:
+    """A ROUTER socket in a thread; `handle` says what each request is answered, `seen` keeps the headers."""
+
+    def __init__(self, handle: Handle = echo, endpoint: str = "tcp://127.0.0.1:*") -> None:
+        self.handle = handle
+        self.seen: list[dict[str, Any]] = []
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket = self.context.socket(zmq.ROUTER)
+        self.socket.linger = 0
+        self.socket.bind(endpoint)
+        self.endpoint = self.socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self.halt = threading.Event()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self) -> None:
+        try:
+            while not self.halt.is_set():
+                if self.socket.poll(20):
+                    peer, head, *frames = self.socket.recv_multipart()
+                    header = msgpack.unpackb(head)
+                    self.seen.append(header)
+                    for reply in self.handle(header, frames):
+                        self.socket.send_multipart([peer, *reply])
+        finally:
+            self.socket.close(0)
+
+    def wait_for(self, kind: str, count: int = 1) -> list[dict[str, Any]]:
+        end = time.monotonic() + 10
+        while len(found := [h for h in list(self.seen) if h.get("type", "infer") == kind]) < count:
+            assert time.monotonic() < end, f"{len(found)} of {count} {kind}"
+            time.sleep(0.005)
+        return found
+
+    def close(self) -> None:
+        self.halt.set()
+        self.thread.join(10)
+        self.context.term()
+
+
+@pytest.fixture
+def router() -> Iterator[FakeRouter]:
+    fake = FakeRouter()
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def client(router: FakeRouter) -> Iterator[Client]:
+    with Client(router.endpoint, timeout=10.0) as client:
+        yield client
+
+
+Runner = Callable[[Callable[[], Any]], Any]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run_async(request: pytest.FixtureRequest) -> Runner:
+    factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+
+    def run(main: Callable[[], Any]) -> Any:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(asyncio.wait_for(main(), 30))
+
+    return run
+
+
+def test_sample_goes_out_and_its_reply_comes_back(client: Client) -> None:
+    reply = client.infer({"text": "hello", "x": np.arange(20000.0)}, model="m", priority=3)
+    assert reply.result["text"] == "hello"
+    assert np.array_equal(reply.result["x"], np.arange(20000.0))
+    assert (reply.model, reply.worker, reply.code) == ("m", 0, "ok")
+    assert client.infer([1, 2], many=True).result == [1, 2]
+
+
+def test_ping_and_info(client: Client) -> None:
+    assert 0 < client.ping() < 10
+    assert client.info() == {"pool": "fake"}
+
+
+def test_error_reply_is_raised(router: FakeRouter, client: Client) -> None:
+    router.handle = lambda header, _: [failed(header, "invalid_input", message="no", field="text")]
+    with pytest.raises(InvalidInput) as caught:
+        client.infer({})
+    assert (caught.value.field, caught.value.retryable, caught.value.code) == ("text", False, "invalid_input")
+
+
+def test_silent_pool_ends_in_deadline_exceeded_and_the_work_is_cancelled(router: FakeRouter, client: Client) -> None:
+    router.handle = silence
+    started = time.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        client.infer(1, timeout=0.2)
+    assert 0.19 < time.monotonic() - started < 2
+    assert router.wait_for("cancel")[0]["id"] == router.seen[0]["id"]
+
+
+def test_absent_pool_ends_in_deadline_exceeded_and_closing_does_not_hang() -> None:
+    started = time.monotonic()
+    with Client("tcp://127.0.0.1:1") as client, pytest.raises(DeadlineExceeded, match="no connection"):
+        client.infer(1, timeout=0.2)
+    assert time.monotonic() - started < 2
+
+
+def test_overloaded_is_tried_again(router: FakeRouter, client: Client) -> None:
+    def busy_twice(header: dict[str, Any], frames: list[bytes]) -> list[list[bytes]]:
+        return (
+            echo(header, frames) if len(router.seen) > 2 else [failed(header, "overloaded", retryable=True, retry_after_ms=10)]
+        )
+
+    router.handle = busy_twice
+    assert client.infer(7).result == 7
+    assert len(router.seen) == 3
+
+
+def test_no_retries_raises_at_once(router: FakeRouter) -> None:
+    router.handle = lambda header, _: [failed(header, "overloaded", retryable=True, retry_after_ms=10)]
+    with Client(router.endpoint, retries=0) as client, pytest.raises(Overloaded):
+        client.infer(7)
+    assert len(router.seen) == 1
+
+
+def test_open_request_is_sent_again_under_its_id_when_the_router_is_back() -> None:
+    first = FakeRouter(silence)
+    with Client(first.endpoint) as client:
+        replies: list[Any] = []
+        thread = threading.Thread(target=lambda: replies.append(client.infer("x", timeout=20.0)))
+        thread.start()
+        lost_id = first.wait_for("infer")[0]["id"]
+        first.close()
+        second = FakeRouter(echo, first.endpoint)
+        thread.join(20)
+        assert replies[0].result == "x"
+        assert [h["id"] for h in second.seen] == [lost_id]
+        second.close()
+
+
+def test_request_made_while_the_router_is_away_arrives_once_it_is_back() -> None:
+    first = FakeRouter(echo)
+    with Client(first.endpoint) as client:
+        assert client.infer(1).result == 1
+        first.close()
+        second: list[FakeRouter] = []
+        timer = threading.Timer(0.3, lambda: second.append(FakeRouter(echo, first.endpoint)))
+        timer.start()
+        assert client.infer(2, timeout=20.0).result == 2
+        timer.join()
+        assert len(second[0].seen) == 1
+        second[0].close()
+
+
+def test_request_that_must_not_run_twice_is_not_sent_again() -> None:
+    first = FakeRouter(silence)
+    with Client(first.endpoint) as client:
+        threading.Timer(0.2, first.close).start()
+        with pytest.raises(WorkerLost, match="must not run twice"):
+            client.infer("x", timeout=20.0, retry=False)
+
+
+def test_foreign_and_duplicate_messages_do_no_harm(router: FakeRouter, client: Client) -> None:
+    junk = [[b""], [b"\xc1"], [b"GET / HTTP/1.1"], [msgpack.packb({"v": 1, "id": "other", "code": "ok"}), b"\xc0"]]
+    router.handle = lambda header, frames: [*junk, *echo(header, frames), *echo(header, frames)]
+    assert [client.infer(n).result for n in range(20)] == list(range(20))
+
+
+def test_map_keeps_order_and_the_bound(router: FakeRouter, client: Client) -> None:
+    held: list[list[bytes]] = []
+    most = 0
+
+    def backwards(header: dict[str, Any], frames: list[bytes]) -> list[list[bytes]]:
+        nonlocal most
+        held.append(ok(header, *frames))
+        most = max(most, len(held))
+        if len(held) < 8:
+            return []
+        out = held[::-1]
+        held.clear()
+        return out
+
+    router.handle = backwards
+    assert [r.result for r in client.map(range(64), concurrency=8)] == list(range(64))
+    assert most == 8
+
+
+def test_map_takes_samples_only_as_needed_and_cancels_when_dropped(router: FakeRouter, client: Client) -> None:
+    def endless() -> Iterator[int]:
+        n = 0
+        while True:
+            yield n
+            n += 1
+
+    replies = client.map(endless(), concurrency=4)
+    assert next(replies).result == 0
+    router.handle = silence
+    router.seen.clear()
+    replies.close()  # type: ignore[attr-defined]
+    assert len(router.seen) < 10
+
+
+def test_map_raises_an_error_in_its_place_or_hands_it_out(router: FakeRouter, client: Client) -> None:
+    def odd(header: dict[str, Any], frames: list[bytes]) -> list[list[bytes]]:
+        bad = frames and msgpack.unpackb(frames[0]) == 3
+        return [failed(header, "model_error")] if bad else echo(header, frames)
+
+    router.handle = odd
+    got: list[object] = []
+    with pytest.raises(GpuPoolError):
+        got.extend(r.result for r in client.map(range(6), concurrency=2))
+    assert got == [0, 1, 2]
+    mixed = list(client.map(range(6), concurrency=2, return_exceptions=True))
+    assert [r.code for r in mixed] == ["ok", "ok", "ok", "model_error", "ok", "ok"]
+
+
+def test_threads_get_their_own_replies(client: Client) -> None:
+    wrong: list[tuple[object, object]] = []
+
+    def work(name: int) -> None:
+        for n in range(100):
+            if (got := client.infer([name, n]).result) != [name, n]:
+                wrong.append((got, n))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(30)
+    assert not any(t.is_alive() for t in threads)
+    assert wrong == []
+
+
+def test_closing_wakes_a_thread_that_waits(router: FakeRouter) -> None:
+    router.handle = silence
+    client = Client(router.endpoint)
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            client.infer(1, timeout=60.0)
+        except GpuPoolError as e:
+            errors.append(e)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    router.wait_for("infer")
+    started = time.monotonic()
+    client.close()
+    thread.join(5)
+    assert time.monotonic() - started < 3
+    assert isinstance(errors[0], Cancelled)
+    with pytest.raises(Cancelled):
+        client.infer(1)
+    client.close()
+
+
+def test_iterator_of_map_may_not_change_threads(client: Client) -> None:
+    replies = client.map(range(10), concurrency=2)
+    next(replies)
+    errors: list[BaseException] = []
+
+    def take() -> None:
+        try:
+            next(replies)
+        except RuntimeError as e:
+            errors.append(e)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join(10)
+    assert "another thread" in str(errors[0])
+
+
+@pytest.mark.parametrize("endpoint", ["", "127.0.0.1:5", "tcp://127.0.0.1:notaport", "ftp://x:1"])
+def test_wrong_endpoint_is_refused_at_once(endpoint: str) -> None:
+    with pytest.raises(ValueError, match="cannot connect"):
+        Client(endpoint)
+
+
+def test_wrong_key_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="40 characters"):
+        Client("tcp://127.0.0.1:1", server_key="short")
+
+
+def test_curve_encrypts_and_a_wrong_server_key_gets_nothing() -> None:
+    public, secret = zmq.curve_keypair()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    server = context.socket(zmq.ROUTER)
+    server.curve_secretkey, server.curve_server, server.linger = secret, True, 0
+    port = server.bind_to_random_port("tcp://127.0.0.1")
+
+    def serve() -> None:
+        peer, head, *frames = server.recv_multipart()
+        server.send_multipart([peer, *ok(msgpack.unpackb(head), *frames)])
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    stranger = zmq.curve_keypair()[0].decode()
+    with Client(f"tcp://127.0.0.1:{port}", server_key=stranger) as client, pytest.raises(DeadlineExceeded):
+        client.infer(0, timeout=0.3)
+    with Client(f"tcp://127.0.0.1:{port}", server_key=public.decode()) as client:
+        assert client.infer(5).result == 5
+    thread.join(5)
+    server.close(0)
+    context.term()
+
+
+def test_interpreter_that_never_closes_its_client_still_ends(router: FakeRouter) -> None:
+    code = "import sys; from gpupool.client import Client; c = Client(sys.argv[1]); print(c.infer(3).result)"
+    out = subprocess.run([sys.executable, "-c", code, router.endpoint], capture_output=True, text=True, timeout=30, check=True)
+    assert out.stdout.strip() == "3"
+
+
+def test_import_needs_neither_torch_nor_numpy_nor_pydantic() -> None:
+    code = "import sys, gpupool.client; print(sorted({'torch', 'numpy', 'pydantic', 'structlog', 'uvloop'} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_async_requests_run_side_by_side(router: FakeRouter, run_async: Runner) -> None:
+    async def main() -> None:
+        async with AsyncClient(router.endpoint) as client:
+            replies = await asyncio.gather(*(client.infer(n) for n in range(500)))
+            assert [r.result for r in replies] == list(range(500))
+            assert await client.ping() > 0
+            assert await client.info() == {"pool": "fake"}
+
+    run_async(main)
+
+
+def test_async_task_cancelled_cancels_in_the_pool(router: FakeRouter, run_async: Runner) -> None:
+    async def main() -> None:
+        async with AsyncClient(router.endpoint) as client:
+            router.handle = silence
+            task = asyncio.create_task(client.infer("slow"))
+            await asyncio.to_thread(router.wait_for, "infer")
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            cancel = (await asyncio.to_thread(router.wait_for, "cancel"))[0]
+            assert cancel["id"] == router.seen[0]["id"]
+            router.handle = echo
+            assert (await client.infer(2)).result == 2
+
+    run_async(main)
+
+
+def test_async_deadline_holds_without_any_reply(router: FakeRouter, run_async: Runner) -> None:
+    async def main() -> None:
+        async with AsyncClient(router.endpoint) as client:
+            router.handle = silence
+            started = time.monotonic()
+            with pytest.raises(DeadlineExceeded):
+                await client.infer(1, timeout=0.2)
+            assert time.monotonic() - started < 2
+            await asyncio.to_thread(router.wait_for, "cancel")
+
+    run_async(main)
+
+
+def test_async_router_restart_is_bridged(run_async: Runner) -> None:
+    async def main() -> None:
+        first = FakeRouter(silence)
+        async with AsyncClient(first.endpoint) as client:
+            tasks = [asyncio.create_task(client.infer(n, timeout=20.0)) for n in range(50)]
+            await asyncio.to_thread(first.wait_for, "infer", 50)
+            await asyncio.to_thread(first.close)
+            second = FakeRouter(echo, first.endpoint)
+            replies = await asyncio.gather(*tasks)
+            assert [r.result for r in replies] == list(range(50))
+            assert sorted(h["id"] for h in second.seen) == sorted(h["id"] for h in first.seen)
+        await asyncio.to_thread(second.close)
+
+    run_async(main)
+
+
+def test_async_map_keeps_order_over_plain_and_async_iterables(router: FakeRouter, run_async: Runner) -> None:
+    async def numbers() -> AsyncIterator[int]:
+        for n in range(100):
+            yield n
+
+    async def main() -> None:
+        async with AsyncClient(router.endpoint) as client:
+            assert [r.result async for r in client.map(range(100), concurrency=7)] == list(range(100))
+            assert [r.result async for r in client.map(numbers(), concurrency=7)] == list(range(100))
+            router.handle = silence
+            async with contextlib.aclosing(client.map(range(9), concurrency=3, timeout=9)) as replies:  # type: ignore[type-var]
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(anext(aiter(replies)), 0.1)
+            await asyncio.to_thread(router.wait_for, "cancel", 3)
+
+    run_async(main)
+
+
+def test_async_close_wakes_those_who_wait_and_later_calls_are_refused(router: FakeRouter, run_async: Runner) -> None:
+    async def main() -> None:
+        router.handle = silence
+        client = AsyncClient(router.endpoint)
+        task = asyncio.create_task(client.infer(1))
+        await asyncio.to_thread(router.wait_for, "infer")
+        await client.close()
+        with pytest.raises(Cancelled):
+            await task
+        with pytest.raises(Cancelled):
+            await client.infer(1)
+        await client.close()
+        await asyncio.to_thread(router.wait_for, "cancel")
+
+    run_async(main)
+
+
+def test_async_client_belongs_to_one_loop(router: FakeRouter) -> None:
+    client = AsyncClient(router.endpoint)
+
+    async def use() -> object:
+        return (await client.infer(1)).result
+
+    with asyncio.Runner() as one:
+        assert one.run(use()) == 1
+        with asyncio.Runner() as other, pytest.raises(RuntimeError, match="another event loop"):
+            other.run(use())
+        one.run(client.close())
