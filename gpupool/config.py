@@ -57,11 +57,6 @@ class Config:
         """The file's folder: handler modules are looked up here."""
         return self.source.parent
 
-    def plain(self) -> dict[str, Any]:
-        """Every table as plain values (dicts, lists, texts, numbers), to compare two configurations key by key."""
-        tables = {name: getattr(self, name) for name in Document.model_fields}
-        return Document.model_construct(**tables).model_dump(mode="json", warnings=False)
-
     @property
     def runtime(self) -> RuntimeDir:
         """Where the pool keeps its sockets."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -370,14 +369,6 @@ def test_a_handler_is_found_on_the_python_path(
 
 def test_every_key_of_batching_may_stand_in_a_model() -> None:
     assert Batching.model_fields.keys() <= Model.model_fields.keys()
-
-
-def test_a_good_configuration_is_compared_key_by_key(folder: Path) -> None:
-    one, other = (load(folder, f"[batching]\nmax_batch = {n}\n").plain() for n in (9, 10))
-
-    assert one != other
-    assert one | {"batching": None} == other | {"batching": None}
-    assert json.loads(json.dumps(one)) == one
 
 
 def _keys(schema: type[BaseModel]) -> list[tuple[str, str]]:
