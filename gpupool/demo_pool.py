@@ -1,0 +1,199 @@
+"""The demo's own pool: `gpupool serve` in a temporary folder, on free ports of the loopback address, gone when the demo ends."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from importlib.resources import files
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from gpupool.cli.control import status_of
+from gpupool.cli.output import Failure
+from gpupool.exits import Exit
+from gpupool.paths import RuntimeDir
+
+_READY_TIMEOUT_S: Final = 300.0
+_STOP_TIMEOUT_S: Final = 45.0
+_PR_SET_PDEATHSIG: Final = 1
+#: Asked in a process of its own: a card that hangs may not hang the demo, and torch knows best which cards it can use.
+_COUNT_GPUS: Final = "import torch; print(torch.cuda.device_count())"
+
+
+class DemoPool:
+    """A pool as a context manager; SIGTERM to the demo ends it as Ctrl-C does."""
+
+    def __init__(self, workers: int | None) -> None:
+        self._workers = workers
+        self._folder = tempfile.TemporaryDirectory(prefix="gpupool-demo-")
+        self._path = Path(self._folder.name)
+        self._runtime = RuntimeDir(self._path / "run")
+        self._process: subprocess.Popen[bytes] | None = None
+        self.endpoint = ""
+
+    def __enter__(self) -> Self:
+        try:
+            self.endpoint = f"tcp://127.0.0.1:{_free_port()}"
+            config = self._path / "demo.toml"
+            config.write_text(_config(self._runtime.path, self.endpoint, _devices(self._workers), self._path / "pool.log"))
+            self._old_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+            # A group of its own: Ctrl-C reaches the demo alone, which then stops the pool in order.
+            with (self._path / "stderr").open("wb") as stderr:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "gpupool", "serve", "-c", str(config)],
+                    stdout=subprocess.DEVNULL,
+                    stderr=stderr,
+                    process_group=0,
+                    preexec_fn=_die_with_parent,  # noqa: PLW1509 - no thread runs yet; a killed demo would leave its pool behind
+                )
+        except BaseException:
+            self._folder.cleanup()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if self._process is not None and self._process.poll() is None:
+                self._end(self._process)
+        finally:
+            signal.signal(signal.SIGTERM, self._old_handler)
+            self._folder.cleanup()
+
+    def wait_ready(self, tell: Callable[[str], object]) -> dict[str, Any]:
+        """Wait until every worker is ready, telling how far they are; returns the status document.
+
+        Raises:
+            Failure: when the pool ends, or is not ready in time; with its last words.
+        """
+        until = time.monotonic() + _READY_TIMEOUT_S
+        last = "no answer"
+        while time.monotonic() < until:
+            if self._process is None or self._process.poll() is not None:
+                raise Failure("pool_failed", f"the pool did not start\n{self._last_words()}")
+            with contextlib.suppress(Failure):  # it is not listening yet
+                document = status_of(self._runtime)
+                last = ", ".join(f"worker {w['worker']} {w['state']}" for w in document["workers"])
+                tell(last)
+                if document["pool"]["ready"] and all(w["state"] == "ready" for w in document["workers"]):
+                    return document
+                if any(w["state"] in {"parked", "quarantined", "lost", "unkillable"} for w in document["workers"]):
+                    raise Failure("pool_failed", f"{last}\n{self._last_words()}") from None
+            time.sleep(0.1)
+        raise Failure("timeout", f"not ready after {_READY_TIMEOUT_S:g} s: {last}\n{self._last_words()}", Exit.TIMEOUT)
+
+    def stop(self) -> None:
+        """Stop the pool as systemd would.
+
+        Raises:
+            Failure: when it did not end, or not with exit code 0.
+        """
+        assert self._process is not None
+        code = self._end(self._process)
+        if code != 0:
+            raise Failure("pool_failed", f"the pool ended with exit code {code}\n{self._last_words()}")
+
+    def log_lines(self) -> Iterator[dict[str, Any]]:
+        """What the pool has logged."""
+        with contextlib.suppress(FileNotFoundError), (self._path / "pool.log").open("rb") as file:
+            for line in file:
+                with contextlib.suppress(ValueError):
+                    yield json.loads(line)
+
+    def _end(self, process: subprocess.Popen[bytes]) -> int | None:
+        process.terminate()
+        try:
+            return process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+            return process.returncode
+        except KeyboardInterrupt:  # a second Ctrl-C: the pool's workers die with it
+            process.kill()
+            raise
+
+    def _last_words(self) -> str:
+        errors = [line for line in self.log_lines() if line.get("level") in {"error", "critical"}]
+        told = [json.dumps({k: v for k, v in line.items() if k not in {"time", "timestamp"}}) for line in errors[-5:]]
+        with contextlib.suppress(OSError):
+            told += (self._path / "stderr").read_text(errors="replace").splitlines()[-10:]
+        return "\n".join(told)
+
+
+def batch_sizes(lines: Iterable[dict[str, Any]]) -> dict[int, int]:
+    """Count the batches of each size from the pool's request lines: a batch of n shows in n of them."""
+    requests: dict[int, int] = {}
+    for line in lines:
+        size = line.get("batch_size")
+        if line.get("event") == "request" and isinstance(size, int) and size > 0:
+            requests[size] = requests.get(size, 0) + 1
+    return {size: max(1, round(count / size)) for size, count in requests.items()}
+
+
+def model_directory() -> Path:
+    """The model directory that comes with the package."""
+    return Path(str(files("gpupool") / "data" / "minilm"))
+
+
+def _config(runtime: Path, endpoint: str, devices: str, log: Path) -> str:
+    # A JSON string is a TOML string as well.
+    return f"""
+[pool]
+name = "demo"
+runtime_dir = {json.dumps(str(runtime))}
+devices = {devices}
+[router]
+bind = [{json.dumps(endpoint)}]
+default_timeout_ms = 300000
+[batching]
+max_batch = 32
+length_buckets = [32, 64, 128, 256]
+[http]
+bind = ""
+[logs]
+file = {json.dumps(str(log))}
+[[model]]
+name = "minilm"
+path = {json.dumps(str(model_directory()))}
+"""
+
+
+def _devices(workers: int | None) -> str:
+    """The configuration's value for devices: GPUs where torch can use some, else CPU devices."""
+    count = _gpu_count()
+    if not count:
+        return f'"cpu:{workers or 2}"'
+    return '"auto"' if workers is None else json.dumps(list(range(min(workers, count))))
+
+
+def _gpu_count() -> int:
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        return 0
+    try:
+        asked = subprocess.run([sys.executable, "-c", _COUNT_GPUS], capture_output=True, timeout=60, check=True)
+        return int(asked.stdout)
+    except (subprocess.SubprocessError, OSError, ValueError):
+        return 0
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+_libc: Final = ctypes.CDLL(None)
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
