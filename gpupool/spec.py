@@ -113,6 +113,11 @@ def worker_spec(message: dict[str, Any]) -> WorkerSpec:
     return WorkerSpec(**values)
 
 
+def batching_spec(values: dict[str, Any]) -> BatchingSpec:
+    """Read batching settings from a channel message; they also come alone, when a reload changes them."""
+    return BatchingSpec(**{**values, "length_buckets": tuple(values["length_buckets"])})
+
+
 def _values(message: dict[str, Any]) -> dict[str, Any]:
     values = {k: v for k, v in message.items() if k != "t"}
     values["log"] = LogSpec(**values["log"])
@@ -121,6 +126,4 @@ def _values(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _model(values: dict[str, Any]) -> ModelSpec:
-    batching = dict(values["batching"])
-    batching["length_buckets"] = tuple(batching["length_buckets"])
-    return ModelSpec(**{**values, "batching": BatchingSpec(**batching)})
+    return ModelSpec(**{**values, "batching": batching_spec(values["batching"])})

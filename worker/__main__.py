@@ -50,7 +50,10 @@ class Worker:
         self.log = logs.configure("worker", spec.log, worker=spec.slot, incarnation=spec.incarnation, device=spec.device_id)
         self.record = Record(inherited.board, spec.slot)
         inherited.board.claim(spec.slot, spec.incarnation, os.getpid())
-        self.link = Link(spec, inherited.board, inherited.channel, self.record, self.log, self.leave)
+        self.policies = [m.batching for m in spec.models]
+        self.ceilings = Ceilings()
+        self.backlog = Backlog(Batcher(self.policies, self.ceilings), self.record)
+        self.link = Link(spec, inherited.board, inherited.channel, self.record, self.backlog, self.log, self.leave)
         self.beat = Beat(
             inherited.board, self.record, self.log, interval_s=spec.heartbeat_interval_s, epoch_changed=self.link.wake,
             link_busy_since=lambda: self.link.busy_since, link_timeout_s=spec.batch_timeout_s,
@@ -119,11 +122,10 @@ class Worker:
 
     def serve(self, models: list[Model]) -> NoReturn:
         """Run batches until told to stop."""
-        spec, record, link = self.spec, self.record, self.link
-        ceilings = Ceilings()
-        batcher = Batcher([m.spec.batching for m in models], ceilings)
-        backlog = Backlog(batcher, record, expired=link.wake)
-        executor = Executor(models, record, self.device, ceilings, self.log, batch_timeout_s=spec.batch_timeout_s)
+        record, backlog, link = self.record, self.backlog, self.link
+        executor = Executor(
+            models, self.policies, record, self.device, self.ceilings, self.log, batch_timeout_s=self.spec.batch_timeout_s
+        )
         self.listen()  # a model that loaded may have taken the signals for itself
         # What was loaded stays: later collections need not look at it again.
         gc.collect()
@@ -135,7 +137,7 @@ class Worker:
         names = [{"name": m.spec.name, "version": m.spec.version} for m in models]
         self.channel.send({"t": "loaded", "models": names, "device": self.device.describe(), "memory": self.device.memory()})
         self.log.event.info("models_loaded", models=[m["name"] for m in names])
-        link.open(backlog, Intake(models), Replies(models))
+        link.open(Intake(models, self.policies), Replies(models))
         while (taken := backlog.next_batch()) is not None:
             batch, samples = taken
             try:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gpupool.spec import BatchingSpec
+
 from .batcher import Batch, Batcher, Item
 from .record import Record
 
@@ -17,15 +19,13 @@ class Backlog:
     Args:
         batcher: the deciding core.
         record: where the queue word and the limits are published.
-        expired: called when items have expired while the work loop looked; the link then fetches them.
     """
 
-    def __init__(
-        self, batcher: Batcher, record: Record, expired: Callable[[], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, batcher: Batcher, record: Record, clock: Callable[[], float] = time.monotonic) -> None:
+        #: Called when items have expired while the work loop looked; the link then fetches them.
+        self.tell_expired: Callable[[], None] = lambda: None
         self._batcher = batcher
         self._record = record
-        self._tell_expired = expired
         self._clock = clock
         self._changed = threading.Condition(threading.Lock())
         self._expired: list[Item] = []
@@ -89,7 +89,7 @@ class Backlog:
                 now = self._clock()
                 if expired := self._batcher.expire(now):
                     self._expired += expired
-                    self._tell_expired()
+                    self.tell_expired()
                 batch = self._batcher.take(now)
                 if batch is not None:
                     self._running = batch.rows
@@ -110,6 +110,13 @@ class Backlog:
                 self._batcher.ran(batch.key, batch.rows, seconds)
             self._record.limits(self._batcher.lowest_limit(), self._batcher.longest_window())
             self._publish()
+
+    def configure(self, policies: Sequence[BatchingSpec]) -> None:
+        """Put new batching settings into force from the next batch on."""
+        with self._changed:
+            self._batcher.configure(policies)
+            self._record.limits(self._batcher.lowest_limit(), self._batcher.longest_window())
+            self._changed.notify()
 
     def refresh(self) -> None:
         """Read the supervisor's limits although no batch is due, so that they hold and the board shows it."""

@@ -102,11 +102,11 @@ class Batcher:
     """All that waits in one worker.
 
     Args:
-        policies: batching settings of each model, by its number.
+        policies: batching settings of each model, by its number. A live list: `configure` changes it in place.
         ceilings: what the device's memory has allowed so far.
     """
 
-    def __init__(self, policies: Sequence[BatchingSpec], ceilings: Ceilings) -> None:
+    def __init__(self, policies: list[BatchingSpec], ceilings: Ceilings) -> None:
         self.batch_share = 1.0  # of each model's max_batch
         self.window_share = 1.0
         self._policies = policies
@@ -135,6 +135,13 @@ class Batcher:
     def longest_window(self) -> float:
         """Return the longest window in force now, in seconds."""
         return max(p.window_ms for p in self._policies) / 1000 * self.window_share
+
+    def configure(self, policies: Sequence[BatchingSpec]) -> None:
+        """Put new settings into force. What waits keeps its bucket; forecasts start anew where nothing waits."""
+        self._policies[:] = policies
+        self._groups = {key: group for key, group in self._groups.items() if group.queue}
+        for (model, _), group in self._groups.items():
+            group.gaps = ArrivalGaps(self._window(model, 1.0), self._policies[model].min_batch)
 
     def add(self, item: Item, now: float) -> None:
         """Queue an item: behind all of its priority, before all of lower ones."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-GroupKey = tuple[int, int]  # model, bucket
+GroupKey = tuple[int, int]  # model, and the bucket by its upper bound: 0 means unbounded
 
 PATIENCE: Final = 64
 _MAX_PATIENCE: Final = 4096

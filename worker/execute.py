@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from gpupool.errors import ErrorCode
 from gpupool.logs import Log
+from gpupool.spec import BatchingSpec
 
 from .batcher import Batch
 from .ceiling import Ceilings
@@ -79,6 +80,7 @@ class Executor:
 
     Args:
         models: loaded models by number.
+        policies: their batching settings now.
         batch_timeout_s: what the board promises for one forward; each try of a split batch gets it anew.
         clock: monotonic seconds.
     """
@@ -86,6 +88,7 @@ class Executor:
     def __init__(
         self,
         models: Sequence[Model],
+        policies: Sequence[BatchingSpec],
         record: BatchRecord,
         device: Compute,
         ceilings: Ceilings,
@@ -95,6 +98,7 @@ class Executor:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._models = models
+        self._policies = policies
         self._record = record
         self._device = device
         self._ceilings = ceilings
@@ -114,7 +118,7 @@ class Executor:
         if fault is None:
             forward_s = self._clock() - started_at
             self._record.ran(batch.rows, forward_s)
-            if self._ceilings.succeeded(batch.key, batch.rows, most=model.spec.batching.max_batch):
+            if self._ceilings.succeeded(batch.key, batch.rows, most=self._policies[batch.key[0]].max_batch):
                 self._log.event.info("batch_ceiling_raised", model=model.spec.name, limit=self._ceilings.limit(batch.key))
             return Done(batch, outputs, started_at, forward_s), True
         outputs = self._split(model, batch, samples, fault)
@@ -165,7 +169,7 @@ class Executor:
                 part, problem = self._try(model, samples[start:stop], list(dict.fromkeys(owners[start:stop])))
                 if problem is None:
                     outputs[start:stop] = part
-                    self._ceilings.succeeded(batch.key, stop - start, most=model.spec.batching.max_batch)
+                    self._ceilings.succeeded(batch.key, stop - start, most=self._policies[batch.key[0]].max_batch)
         self._learn(model, batch, too_large, outputs)
         for (code, error, where, words), count in failed.items():
             # By class and place: an exception's own words may quote the client's data and go to the client only.

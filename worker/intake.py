@@ -7,7 +7,6 @@ request is answered to that one.
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -15,6 +14,7 @@ from typing import Final
 from gpupool.errors import ErrorCode
 from gpupool.link import Result, Work, WorkFlag
 from gpupool.samples import SampleError, unpack_body
+from gpupool.spec import BatchingSpec
 from gpupool.wire import MAX_ROWS
 
 from .batcher import Item
@@ -38,11 +38,15 @@ class Intake:
 
     Args:
         models: loaded models by number.
+        policies: their batching settings now.
         clock: monotonic seconds.
     """
 
-    def __init__(self, models: Sequence[Model], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, models: Sequence[Model], policies: Sequence[BatchingSpec], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._models = models
+        self._policies = policies
         self._clock = clock
         self._waiting: deque[tuple[Work, int, float]] = deque()
         self._rows = 0  # in _waiting
@@ -150,7 +154,7 @@ class Intake:
     def _prepare(self, request: Request, until: float) -> bool:
         """Measure and preprocess rows until all are done (True) or the time is up (False)."""
         model = self._models[request.model]
-        length_of, preprocess, bounds = model.length, model.preprocess, model.spec.batching.length_buckets
+        length_of, preprocess, bounds = model.length, model.preprocess, self._policies[request.model].length_buckets
         if length_of is None and preprocess is None:
             return True
         began = self._clock()
@@ -164,7 +168,8 @@ class Intake:
                     if bounds:
                         if request.buckets is None:
                             request.buckets = {}
-                        request.buckets.setdefault(bisect_left(bounds, length), []).append(at)
+                        bound = next((b for b in bounds if length <= b), 0)
+                        request.buckets.setdefault(bound, []).append(at)
                 if preprocess is not None:
                     samples[at] = preprocess(samples[at])
                 if at % _ROWS_BETWEEN_LOOKS == _ROWS_BETWEEN_LOOKS - 1 and self._clock() > until:

@@ -38,7 +38,7 @@ from gpupool.link import (
     unpack_work,
 )
 from gpupool.logs import Log
-from gpupool.spec import WorkerSpec
+from gpupool.spec import WorkerSpec, batching_spec
 
 from .backlog import Backlog
 from .dealer import Dealer
@@ -62,7 +62,14 @@ class Link:
     """
 
     def __init__(
-        self, spec: WorkerSpec, board: Board, channel: Channel, record: Record, log: Log, leave: Callable[[int], None]
+        self,
+        spec: WorkerSpec,
+        board: Board,
+        channel: Channel,
+        record: Record,
+        backlog: Backlog,
+        log: Log,
+        leave: Callable[[int], None],
     ) -> None:
         self._spec = spec
         self._board = board
@@ -77,7 +84,8 @@ class Link:
         self._dealer = Dealer(spec.router_endpoint, self._poller)
         for fd in (self._wake_fd, signals, channel.fileno()):
             self._poller.register(fd, zmq.POLLIN)
-        self._backlog: Backlog
+        self._backlog = backlog
+        backlog.tell_expired = self.wake
         self._intake: Intake
         self._replies: Replies
         self._done: deque[Done] = deque()
@@ -95,9 +103,9 @@ class Link:
         """Listen to the supervisor and to signals."""
         self._thread.start()
 
-    def open(self, backlog: Backlog, intake: Intake, replies: Replies) -> None:
+    def open(self, intake: Intake, replies: Replies) -> None:
         """Register with the router: the models are ready."""
-        self._backlog, self._intake, self._replies = backlog, intake, replies
+        self._intake, self._replies = intake, replies
         self._open = True
         self.wake()
 
@@ -178,6 +186,8 @@ class Link:
             while (message := self._channel.receive()) is not None:
                 if message.get("t") == "stop":
                     self._stop("supervisor")
+                elif message.get("t") == "settings":
+                    self._backlog.configure([batching_spec(values) for values in message["batching"]])
         except EOFError:
             os._exit(Exit.PARENT_GONE)
 

@@ -19,7 +19,7 @@ T = 1000.0
 
 
 def make(*policies: BatchingSpec) -> Batcher:
-    return Batcher(policies or (FIXED,), Ceilings())
+    return Batcher(list(policies or (FIXED,)), Ceilings())
 
 
 def item(
@@ -221,7 +221,7 @@ def test_a_limit_never_falls_below_one() -> None:
 
 def test_a_ceiling_limits_its_own_bucket() -> None:
     ceilings = Ceilings()
-    batcher = Batcher((FIXED,), ceilings)
+    batcher = Batcher([FIXED], ceilings)
     ceilings.failed((0, 1), 4)
     for ticket in range(6):
         batcher.add(item(ticket, key=(0, ticket % 2)), T)
@@ -284,13 +284,24 @@ def test_clients_that_come_in_bursts_are_waited_for() -> None:
     assert (batch.rows, batch.reason) == (3, CloseReason.IDLE), "after the third of three nobody comes"
 
 
+def test_new_settings_hold_from_the_next_batch() -> None:
+    batcher = make()
+    fill(batcher, 10)
+
+    batcher.configure([BatchingSpec(max_batch=2, min_batch=1, window_ms=0.0, adaptive=False)])
+
+    assert len(shape(batcher.take(T))) == 2
+    assert batcher.lowest_limit() == 2
+    assert batcher.rows == 8
+
+
 class BatcherMachine(RuleBasedStateMachine):
     """Every row leaves exactly once, batches stay within their bounds, and order holds within a priority."""
 
     @initialize()
     def start(self) -> None:
         self.ceilings = Ceilings()
-        self.batcher = Batcher((FIXED, ADAPTIVE), self.ceilings)
+        self.batcher = Batcher([FIXED, ADAPTIVE], self.ceilings)
         self.now = T
         self.tickets = 0
         self.waiting: dict[int, int] = {}  # ticket -> rows not yet left

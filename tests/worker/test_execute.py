@@ -76,7 +76,7 @@ class Bench:
         spec = ModelSpec("m", batching=BatchingSpec(max_batch=max_batch))
         times = iter(range(10**9))
         self.executor = Executor(
-            [Model(spec, forward)], self.record, self.device, self.ceilings, cast("Log", self.log),
+            [Model(spec, forward)], [spec.batching], self.record, self.device, self.ceilings, cast("Log", self.log),
             batch_timeout_s=60.0, clock=lambda: float(next(times)),
         )  # fmt: skip
 

@@ -33,6 +33,10 @@ def model(buckets: tuple[int, ...] = (), **methods: Any) -> Model:
     return Model(ModelSpec("m", batching=BatchingSpec(length_buckets=buckets)), forward=list, **methods)
 
 
+def intake_of(models: list[Model], clock: Clock) -> Intake:
+    return Intake(models, [m.spec.batching for m in models], clock)
+
+
 def work(ticket: int, value: Any, *, many: bool = False, timeout_s: float = 10.0, number: int = 0) -> Work:
     rows = len(value) if many else 1
     return Work(ticket, number, WorkFlag.MANY if many else 0, rows, timeout_s, 5, [msgpack.packb(value)])
@@ -54,7 +58,7 @@ def samples(item: Item) -> list[Any]:
 
 
 def test_a_sample_becomes_an_item_with_its_deadline() -> None:
-    items, results = admit(Intake([model()], Clock()), work(7, {"x": 1}, timeout_s=3.0))
+    items, results = admit(intake_of([model()], Clock()), work(7, {"x": 1}, timeout_s=3.0))
 
     assert not results
     assert (items[0].ticket, items[0].key, items[0].deadline, items[0].rows) == (7, (0, 0), T + 3.0, 1)
@@ -62,14 +66,14 @@ def test_a_sample_becomes_an_item_with_its_deadline() -> None:
 
 
 def test_rows_of_many_fall_into_their_buckets() -> None:
-    items, _ = admit(Intake([model((2, 4), length=len)], Clock()), work(1, ["a", "abc", "bb", "toolong", "dddd"], many=True))
+    items, _ = admit(intake_of([model((2, 4), length=len)], Clock()), work(1, ["a", "abc", "bb", "toolong", "dddd"], many=True))
 
-    assert [(i.key[1], samples(i)) for i in items] == [(0, ["a", "bb"]), (1, ["abc", "dddd"]), (2, ["toolong"])]
+    assert [(i.key[1], samples(i)) for i in items] == [(0, ["toolong"]), (2, ["a", "bb"]), (4, ["abc", "dddd"])]
 
 
 def test_one_bad_body_is_answered_and_hurts_nobody() -> None:
     broken = Work(1, 0, 0, 1, 10.0, 5, [b"\xc1"])
-    items, results = admit(Intake([model()], Clock()), broken, work(2, 5))
+    items, results = admit(intake_of([model()], Clock()), broken, work(2, 5))
 
     assert [i.ticket for i in items] == [2]
     assert [(r.ticket, r.code, r.started) for r in results] == [(1, "bad_request", False)]
@@ -82,7 +86,9 @@ def test_a_handler_that_refuses_a_sample_names_the_field(method: str) -> None:
             raise InvalidInput("not a picture", field="image")
         return 1
 
-    items, results = admit(Intake([model((), **{method: refuse})], Clock()), work(1, 2), work(2, 3), work(3, [1, 2], many=True))
+    items, results = admit(
+        intake_of([model((), **{method: refuse})], Clock()), work(1, 2), work(2, 3), work(3, [1, 2], many=True)
+    )
 
     assert [i.ticket for i in items] == [2]
     assert [(r.code, r.field, r.message) for r in results] == [
@@ -92,7 +98,7 @@ def test_a_handler_that_refuses_a_sample_names_the_field(method: str) -> None:
 
 
 def test_any_other_error_in_preprocess_is_the_models() -> None:
-    _, results = admit(Intake([model(preprocess=lambda s: s["x"])], Clock()), work(1, {}))
+    _, results = admit(intake_of([model(preprocess=lambda s: s["x"])], Clock()), work(1, {}))
 
     assert (results[0].code, results[0].message) == ("model_error", "KeyError: 'x'")
 
@@ -102,39 +108,39 @@ def test_a_broken_device_in_preprocess_is_raised() -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     with pytest.raises(StickyFault, match="preprocess"):
-        admit(Intake([model(preprocess=preprocess)], Clock()), work(1, {}))
+        admit(intake_of([model(preprocess=preprocess)], Clock()), work(1, {}))
 
 
 def test_work_past_its_deadline_is_not_even_decoded() -> None:
     clock = Clock()
     clock.now = T + 5
-    _, results = admit(Intake([model()], clock), work(1, {}, timeout_s=4.0))
+    _, results = admit(intake_of([model()], clock), work(1, {}, timeout_s=4.0))
 
     assert results[0].code == "deadline_exceeded"
     assert not results[0].started
 
 
 def test_a_body_that_is_no_list_is_no_many() -> None:
-    _, results = admit(Intake([model()], Clock()), Work(1, 0, WorkFlag.MANY, 1, 10.0, 5, [msgpack.packb({"a": 1})]))
+    _, results = admit(intake_of([model()], Clock()), Work(1, 0, WorkFlag.MANY, 1, 10.0, 5, [msgpack.packb({"a": 1})]))
 
     assert (results[0].code, results[0].field) == ("bad_request", "many")
 
 
 def test_no_samples_are_answered_with_no_results() -> None:
-    _, results = admit(Intake([model()], Clock()), work(1, [], many=True))
+    _, results = admit(intake_of([model()], Clock()), work(1, [], many=True))
 
     assert results[0].code == "ok"
     assert unpack_body(results[0].frames[0], results[0].frames[1:]) == []
 
 
 def test_an_unknown_model_number_is_our_fault() -> None:
-    _, results = admit(Intake([model()], Clock()), work(1, 1, number=3))
+    _, results = admit(intake_of([model()], Clock()), work(1, 1, number=3))
 
     assert results[0].code == "internal"
 
 
 def test_more_than_a_worker_may_hold_is_refused() -> None:
-    intake = Intake([model()], Clock())
+    intake = intake_of([model()], Clock())
 
     refused = intake.put([work(1, 1), work(2, 2)], 1, T, queued=MAX_WAITING - 1)
 
@@ -149,7 +155,7 @@ def test_a_large_request_is_prepared_in_slices() -> None:
         clock.now += SLICE_S / 10
         return sample * 2
 
-    intake = Intake([model(preprocess=slow)], clock)
+    intake = intake_of([model(preprocess=slow)], clock)
     items, _ = admit(intake, work(1, list(range(1000)), many=True))
     turns = 1
     while not items:
@@ -170,7 +176,7 @@ def test_a_cancelled_request_is_dropped_wherever_it_stands() -> None:
         clock.now += SLICE_S
         return sample
 
-    intake = Intake([model(preprocess=slow)], clock)
+    intake = intake_of([model(preprocess=slow)], clock)
     admit(intake, work(1, list(range(100)), many=True), work(2, 1), work(3, 2))
 
     assert intake.cancel(1)
@@ -182,7 +188,7 @@ def test_a_cancelled_request_is_dropped_wherever_it_stands() -> None:
 
 def test_an_answer_bears_result_and_times() -> None:
     models = [model(postprocess=lambda v: {"y": v})]
-    items, _ = admit(Intake(models, Clock()), work(1, 5))
+    items, _ = admit(intake_of(models, Clock()), work(1, 5))
 
     result = answer(Replies(models, Clock()), items, [25])[0]
 
@@ -193,29 +199,29 @@ def test_an_answer_bears_result_and_times() -> None:
 
 def test_rows_come_back_in_order_from_buckets_and_batches() -> None:
     models = [model((1,), length=len)]
-    items, _ = admit(Intake(models, Clock()), work(1, ["a", "bb", "c", "dd"], many=True))
+    items, _ = admit(intake_of(models, Clock()), work(1, ["a", "bb", "c", "dd"], many=True))
     replies = Replies(models, Clock())
 
-    assert answer(replies, items[1:], ["BB", "DD"]) == []
-    results = answer(replies, items[:1], ["A", "C"])
+    assert answer(replies, items[:1], ["BB", "DD"]) == []
+    results = answer(replies, items[1:], ["A", "C"])
 
     assert unpack_body(results[0].frames[0], ()) == ["A", "BB", "C", "DD"]
 
 
 def test_the_first_row_that_fails_ends_a_request_once() -> None:
     models = [model((1,), length=len)]
-    items, _ = admit(Intake(models, Clock()), work(1, ["a", "bb", "c"], many=True))
+    items, _ = admit(intake_of(models, Clock()), work(1, ["a", "bb", "c"], many=True))
     replies = Replies(models, Clock())
 
-    results = answer(replies, items[:1], ["A", Failure(ErrorCode.MODEL_ERROR, "bad")])
+    results = answer(replies, items[1:], ["A", Failure(ErrorCode.MODEL_ERROR, "bad")])
 
     assert [(r.code, r.message) for r in results] == [("model_error", "sample 2: bad")]
-    assert answer(replies, items[1:], ["BB"]) == []
+    assert answer(replies, items[:1], ["BB"]) == []
 
 
 def test_a_postprocess_that_raises_fails_its_own_request() -> None:
     models = [model(postprocess=lambda v: 1 / v)]
-    items, _ = admit(Intake(models, Clock()), work(1, 1), work(2, 1))
+    items, _ = admit(intake_of(models, Clock()), work(1, 1), work(2, 1))
 
     assert [r.code for r in answer(Replies(models, Clock()), items, [0, 2])] == ["model_error", "ok"]
 
@@ -228,7 +234,7 @@ class Odd:
 @pytest.mark.parametrize("value", [{1, 2}, 2**70, object(), Odd(), {"a": [{3}]}], ids=["set", "big", "object", "odd", "deep"])
 def test_what_cannot_be_sent_fails_its_caller_only(value: Any) -> None:
     models = [model()]
-    items, _ = admit(Intake(models, Clock()), work(1, 1), work(2, 1))
+    items, _ = admit(intake_of(models, Clock()), work(1, 1), work(2, 1))
 
     results = answer(Replies(models, Clock()), items, [value, "fine"])
 
@@ -238,7 +244,7 @@ def test_what_cannot_be_sent_fails_its_caller_only(value: Any) -> None:
 
 def test_nan_and_infinity_pass_unchanged() -> None:
     models = [model()]
-    items, _ = admit(Intake(models, Clock()), work(1, 1))
+    items, _ = admit(intake_of(models, Clock()), work(1, 1))
 
     body = unpack_body(answer(Replies(models, Clock()), items, [[math.nan, math.inf, -math.inf]])[0].frames[0], ())
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -417,6 +418,17 @@ def test_the_supervisors_shares_hold_at_once(stage: Stage) -> None:
 
     assert stage.board.read(1).window_ns == 2_000_000_000
     assert [value(r) for r in stage.ask(*range(8))] == [4] * 8
+
+
+def test_settings_of_a_reload_hold_without_a_restart(stage: Stage) -> None:
+    stage.join("Sized", min_batch=8, window_ms=10_000.0)
+    stage.send(0)
+    new = BatchingSpec(max_batch=3, min_batch=3, window_ms=20.0, adaptive=False)
+    stage.channel.send({"t": "settings", "batching": [asdict(new)]})
+    stage.until(lambda: stage.board.read(1).batch_limit == 3)
+
+    assert [value(r) for r in stage.ask(1, 2)] == [3, 3]
+    assert stage.board.read(1).window_ns == 20_000_000
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "stop"])
