@@ -5,7 +5,9 @@ The pool is started as anybody would start it, as `gpupool serve` in a process o
 
 from __future__ import annotations
 
-import math
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,17 +18,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpupool.cli.output import Failure, print_json
 from gpupool.client import Client, Reply
-from gpupool.demo_pool import DemoPool, batch_sizes
+from gpupool.demo_report import batch_sizes, make_report, table_of
 from gpupool.exits import Exit
+from gpupool.temporary_pool import Place, TemporaryPool
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 _CONCURRENCY: Final = 64
 _BEST: Final = 3
 _TIMEOUT_S: Final = 300.0
 _MAX_FILE_BYTES: Final = 16 << 20
+#: Asked in a process of its own: a card that hangs may not hang the demo, and torch knows best which cards it can use.
+_COUNT_GPUS: Final = "import torch; print(torch.cuda.device_count())"
 #: What the demo needs beyond gpupool itself, and how to get it.
 _NEEDS: Final = {
     "torch": "pip install 'gpupool[gpu]'",
@@ -62,7 +66,7 @@ def run_demo(file: Path | None, *, json_output: bool = False, workers: int | Non
 
     console = Console(stderr=json_output, quiet=json_output, highlight=False, markup=False)
     began = time.monotonic()
-    with DemoPool(workers) as pool:
+    with TemporaryPool(lambda place: demo_config(place, devices_for(workers))) as pool:
         with console.status("starting the pool") as spinner:
             document = pool.wait_ready(spinner.update)
         start_s = time.monotonic() - began
@@ -86,7 +90,7 @@ def run_demo(file: Path | None, *, json_output: bool = False, workers: int | Non
     for question, found in searches.items():
         _print_search(console, question, found)
     console.print()
-    console.print(_table(report))
+    console.print(table_of(report))
     console.print("The pool has stopped cleanly.")
     return Exit.OK
 
@@ -125,33 +129,51 @@ def read_paragraphs(file: Path | None) -> list[str]:
     return found
 
 
-def make_report(replies: Sequence[Reply], seconds: float, sizes: dict[int, int]) -> dict[str, Any]:
-    """Sum up what a run cost. `sizes`: how many batches there were of each size."""
-    totals = sorted(r.timings_ms.get("total", 0.0) for r in replies)
-    stages = [
-        s for s in ("pending", "queue", "preprocess", "forward", "postprocess") if any(s in r.timings_ms for r in replies)
-    ]
-    by_worker: dict[str, int] = {}
-    for reply in replies:
-        by_worker[str(reply.worker)] = by_worker.get(str(reply.worker), 0) + 1
-    batches = sum(sizes.values())
-    return {
-        "requests": len(replies),
-        "seconds": round(seconds, 3),
-        "requests_per_s": round(len(replies) / seconds, 1),
-        "latency_ms": {f"p{p}": round(percentile(totals, p), 2) for p in (50, 95, 99)},
-        "batch": {
-            "mean": round(sum(n * count for n, count in sizes.items()) / batches, 2) if batches else None,
-            "sizes": {str(n): sizes[n] for n in sorted(sizes)},
-        },
-        "workers": dict(sorted(by_worker.items())),
-        "stages_ms": {s: round(sum(r.timings_ms.get(s, 0.0) for r in replies) / len(replies), 3) for s in stages},
-    }
+def model_directory() -> Path:
+    """The model directory that comes with the package."""
+    return Path(str(files("gpupool") / "data" / "minilm"))
 
 
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The smallest value with at least so many percent of all values at or below it; `ordered` must be sorted and not empty."""
-    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+def demo_config(place: Place, devices: str) -> str:
+    """The configuration of a pool with the model that comes with the package; `devices` is a TOML value."""
+    # A JSON string is a TOML string as well.
+    return f"""
+[pool]
+name = "demo"
+runtime_dir = {json.dumps(place.runtime_dir)}
+devices = {devices}
+[router]
+bind = [{json.dumps(place.endpoint)}]
+default_timeout_ms = 300000
+[batching]
+max_batch = 32
+length_buckets = [32, 64, 128, 256]
+[http]
+bind = ""
+[logs]
+file = {json.dumps(place.log_file)}
+[[model]]
+name = "minilm"
+path = {json.dumps(str(model_directory()))}
+"""
+
+
+def devices_for(workers: int | None) -> str:
+    """The TOML value for `devices`: GPUs where torch can use some, else CPU devices."""
+    count = _gpu_count()
+    if not count:
+        return f'"cpu:{workers or 2}"'
+    return '"auto"' if workers is None else json.dumps(list(range(min(workers, count))))
+
+
+def _gpu_count() -> int:
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        return 0
+    try:
+        asked = subprocess.run([sys.executable, "-c", _COUNT_GPUS], capture_output=True, timeout=60, check=True)
+        return int(asked.stdout)
+    except (subprocess.SubprocessError, OSError, ValueError):
+        return 0
 
 
 def _check_needs() -> None:
@@ -206,23 +228,3 @@ def _print_search(console: Console, question: str, hits: Sequence[Hit]) -> None:
     console.print(Text(question, style="bold"))
     for hit in hits:
         console.print(Padding(Text.assemble((f"{hit.score:.2f}  ", "green"), hit.text), (0, 0, 0, 2), expand=False))
-
-
-def _table(report: dict[str, Any]) -> Table:
-    from rich.table import Table
-
-    table = Table(title="What it cost", title_justify="left", show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    latency, batch = report["latency_ms"], report["batch"]
-    table.add_row("requests", f"{report['requests']} in {report['seconds']:.2f} s: {report['requests_per_s']:g} a second")
-    table.add_row("in the pool", ", ".join(f"{name} {value:.1f} ms" for name, value in latency.items()))
-    table.add_row("mean time of", ", ".join(f"{name} {value:.2f} ms" for name, value in report["stages_ms"].items()))
-    if batch["mean"] is not None:
-        sizes = ", ".join(f"{count}x{size}" for size, count in batch["sizes"].items())
-        table.add_row("batches", f"mean {batch['mean']:.1f} samples; count x size: {sizes}")
-    shares = (
-        f"worker {number}: {count} ({100 * count / report['requests']:.0f} %)" for number, count in report["workers"].items()
-    )
-    table.add_row("shares", ", ".join(shares))
-    return table

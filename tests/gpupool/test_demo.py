@@ -15,10 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
-from gpupool import demo, demo_pool
+from gpupool import demo, demo_report
 from gpupool.cli.output import Failure
 from gpupool.client import Reply
 from gpupool.manifest import read_manifest
+from gpupool.temporary_pool import Place
 
 GPUPOOL = [sys.executable, "-P", "-m", "gpupool"]
 needs_model = pytest.mark.skipif(
@@ -38,7 +39,7 @@ def test_text_in_the_package_is_a_real_one() -> None:
 
 
 def test_model_directory_in_the_package_is_complete() -> None:
-    assert read_manifest(demo_pool.model_directory()).name == "minilm"
+    assert read_manifest(demo.model_directory()).name == "minilm"
 
 
 def test_paragraphs_are_joined_lines_between_empty_ones(tmp_path: Path) -> None:
@@ -73,19 +74,19 @@ def test_missing_packages_are_named_with_the_way_to_get_them(monkeypatch: pytest
 
 def test_percentile_is_the_nearest_rank() -> None:
     ordered = [float(n) for n in range(1, 11)]
-    assert [demo.percentile(ordered, p) for p in (0, 50, 51, 95, 100)] == [1, 5, 6, 10, 10]
-    assert demo.percentile([3.0], 99) == 3
+    assert [demo_report.percentile(ordered, p) for p in (0, 50, 51, 95, 100)] == [1, 5, 6, 10, 10]
+    assert demo_report.percentile([3.0], 99) == 3
 
 
 def test_batches_are_counted_from_request_lines() -> None:
     lines: list[dict[str, Any]] = [{"event": "request", "batch_size": size} for size in [4] * 8 + [1, 1, 3, 3, 3, 0]]
     lines += [{"event": "batch", "batch_size": 7}, {"event": "request"}, {}]
-    assert demo_pool.batch_sizes(lines) == {4: 2, 1: 2, 3: 1}
+    assert demo_report.batch_sizes(lines) == {4: 2, 1: 2, 3: 1}
 
 
 def test_report_sums_up_what_the_replies_say() -> None:
     replies = [reply(0, 10.0, forward=4.0), reply(1, 20.0, forward=6.0), reply(0, 30.0), reply(0, 40.0)]
-    report = demo.make_report(replies, 2.0, {2: 1, 1: 2})
+    report = demo_report.make_report(replies, 2.0, {2: 1, 1: 2})
     assert report["requests_per_s"] == 2.0
     assert report["latency_ms"] == {"p50": 20.0, "p95": 40.0, "p99": 40.0}
     assert report["batch"] == {"mean": 1.33, "sizes": {"1": 2, "2": 1}}
@@ -97,7 +98,7 @@ def test_configuration_of_the_demo_survives_odd_paths() -> None:
     import tomllib
 
     odd = Path('/tmp/a "b" \\ ü')
-    document = tomllib.loads(demo_pool._config(odd, "tcp://127.0.0.1:1", '"cpu:3"', odd / "log"))
+    document = tomllib.loads(demo.demo_config(Place(str(odd), "tcp://127.0.0.1:1", str(odd / "log")), '"cpu:3"'))
     assert document["pool"]["runtime_dir"] == str(odd)
     assert document["pool"]["devices"] == "cpu:3"
 

@@ -1,4 +1,4 @@
-"""The demo's own pool: `gpupool serve` in a temporary folder, on free ports of the loopback address, gone when the demo ends."""
+"""A pool for the time being: `gpupool serve` in a temporary folder on a free port of the loopback address, gone with its owner."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from importlib.resources import files
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -25,15 +25,28 @@ from gpupool.paths import RuntimeDir
 _READY_TIMEOUT_S: Final = 300.0
 _STOP_TIMEOUT_S: Final = 45.0
 _PR_SET_PDEATHSIG: Final = 1
-#: Asked in a process of its own: a card that hangs may not hang the demo, and torch knows best which cards it can use.
-_COUNT_GPUS: Final = "import torch; print(torch.cuda.device_count())"
 
 
-class DemoPool:
-    """A pool as a context manager; SIGTERM to the demo ends it as Ctrl-C does."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a temporary pool's configuration must contain."""
 
-    def __init__(self, workers: int | None) -> None:
-        self._workers = workers
+    runtime_dir: str
+    endpoint: str
+    log_file: str
+
+
+class TemporaryPool:
+    """A pool as a context manager; SIGTERM to its owner ends it as Ctrl-C does.
+
+    Args:
+        config: makes the configuration's text, given the `Place` that it must use.
+        environment: the pool's; default: this process's own.
+    """
+
+    def __init__(self, config: Callable[[Place], str], *, environment: Mapping[str, str] | None = None) -> None:
+        self._config = config
+        self._environment = environment
         self._folder = tempfile.TemporaryDirectory(prefix="gpupool-demo-")
         self._path = Path(self._folder.name)
         self._runtime = RuntimeDir(self._path / "run")
@@ -43,17 +56,18 @@ class DemoPool:
     def __enter__(self) -> Self:
         try:
             self.endpoint = f"tcp://127.0.0.1:{_free_port()}"
-            config = self._path / "demo.toml"
-            config.write_text(_config(self._runtime.path, self.endpoint, _devices(self._workers), self._path / "pool.log"))
+            config = self._path / "pool.toml"
+            config.write_text(self._config(Place(str(self._runtime.path), self.endpoint, str(self._path / "pool.log"))))
             self._old_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
-            # A group of its own: Ctrl-C reaches the demo alone, which then stops the pool in order.
+            # A group of its own: Ctrl-C reaches the owner alone, which then stops the pool in order.
             with (self._path / "stderr").open("wb") as stderr:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "gpupool", "serve", "-c", str(config)],
+                    env=self._environment,
                     stdout=subprocess.DEVNULL,
                     stderr=stderr,
                     process_group=0,
-                    preexec_fn=_die_with_parent,  # noqa: PLW1509 - no thread runs yet; a killed demo would leave its pool behind
+                    preexec_fn=_die_with_parent,  # noqa: PLW1509 - no thread runs yet; a killed owner would leave its pool behind
                 )
         except BaseException:
             self._folder.cleanup()
@@ -108,6 +122,10 @@ class DemoPool:
                 with contextlib.suppress(ValueError):
                     yield json.loads(line)
 
+    def status(self) -> dict[str, Any]:
+        """The status document; raises Failure."""
+        return status_of(self._runtime)
+
     def _end(self, process: subprocess.Popen[bytes]) -> int | None:
         process.terminate()
         try:
@@ -127,62 +145,6 @@ class DemoPool:
         with contextlib.suppress(OSError):
             told += (self._path / "stderr").read_text(errors="replace").splitlines()[-10:]
         return "\n".join(told)
-
-
-def batch_sizes(lines: Iterable[dict[str, Any]]) -> dict[int, int]:
-    """Count the batches of each size from the pool's request lines: a batch of n shows in n of them."""
-    requests: dict[int, int] = {}
-    for line in lines:
-        size = line.get("batch_size")
-        if line.get("event") == "request" and isinstance(size, int) and size > 0:
-            requests[size] = requests.get(size, 0) + 1
-    return {size: max(1, round(count / size)) for size, count in requests.items()}
-
-
-def model_directory() -> Path:
-    """The model directory that comes with the package."""
-    return Path(str(files("gpupool") / "data" / "minilm"))
-
-
-def _config(runtime: Path, endpoint: str, devices: str, log: Path) -> str:
-    # A JSON string is a TOML string as well.
-    return f"""
-[pool]
-name = "demo"
-runtime_dir = {json.dumps(str(runtime))}
-devices = {devices}
-[router]
-bind = [{json.dumps(endpoint)}]
-default_timeout_ms = 300000
-[batching]
-max_batch = 32
-length_buckets = [32, 64, 128, 256]
-[http]
-bind = ""
-[logs]
-file = {json.dumps(str(log))}
-[[model]]
-name = "minilm"
-path = {json.dumps(str(model_directory()))}
-"""
-
-
-def _devices(workers: int | None) -> str:
-    """The configuration's value for devices: GPUs where torch can use some, else CPU devices."""
-    count = _gpu_count()
-    if not count:
-        return f'"cpu:{workers or 2}"'
-    return '"auto"' if workers is None else json.dumps(list(range(min(workers, count))))
-
-
-def _gpu_count() -> int:
-    if not any(Path("/dev").glob("nvidia[0-9]*")):
-        return 0
-    try:
-        asked = subprocess.run([sys.executable, "-c", _COUNT_GPUS], capture_output=True, timeout=60, check=True)
-        return int(asked.stdout)
-    except (subprocess.SubprocessError, OSError, ValueError):
-        return 0
 
 
 def _free_port() -> int:
