@@ -14,7 +14,12 @@ def demo(
     file: Annotated[
         Path | None,
         typer.Argument(
-            metavar="FILE", exists=True, dir_okay=False, readable=True, help="Text, a line a sample.", show_default=False
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+            help="Text to search; default: one that comes along.",
+            show_default=False,
         ),
     ] = None,
     workers: Annotated[
