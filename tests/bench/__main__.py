@@ -77,9 +77,10 @@ def echo(pool: TemporaryPool, seconds: float, rounds: int) -> int:
                     results.setdefault((name, concurrency), []).append(result)
     print("## Echo, 1 KiB, 2 workers\n")
     print(
-        "| open requests | gpupool /s | zmq.proxy /s | ratio | gpupool p50/p99 ms | proxy p50/p99 ms | p50 added to direct, us |"
+        "| open requests | gpupool /s | zmq.proxy /s | ratio | gpupool p50/p99 ms | proxy p50/p99 ms "
+        "| p50 added to direct, us | CPU us a request: router, workers, supervisor |"
     )
-    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for concurrency in CONCURRENCIES:
         ours, proxy_, direct_ = (results[name, concurrency] for name in ("gpupool", "proxy", "direct"))
         ratio = median(a["per_s"] / b["per_s"] for a, b in zip(ours, proxy_, strict=True))
