@@ -125,16 +125,27 @@ class Dispatch:
     # Events of the supervisor
 
     def lost(
-        self, slot: int, incarnation: int, running: Collection[int] | None, now: float, *, blame: bool, reason: str
+        self,
+        slot: int,
+        incarnation: int,
+        running: Collection[int] | None,
+        now: float,
+        *,
+        blame: bool,
+        reason: str,
+        kind: str = "crash",
     ) -> None:
-        """A worker is dead. `running`: the tickets that it was executing; None when they cannot be told: perhaps all."""
+        """A worker is dead. `running`: the tickets that it was executing; None when they cannot be told: perhaps all.
+
+        `reason` is for people; `kind` (crash, stuck, operator …) is one of a few and counts.
+        """
         ledger = self._ledger
         worker = self.fleet.lose(slot, incarnation)
         if worker is None:
             return
         if ledger.suspects.reserved is worker:
             ledger.suspects.reserved = None
-        death = Death(slot, running, blame, reason)
+        death = Death(slot, running, blame, kind)
         returned = ledger.mourn(worker.outstanding.values(), death, now)
         self._no_room = False
         self._event(
@@ -160,9 +171,16 @@ class Dispatch:
         self._no_room = False
         self._event("info", "worker_released", worker=slot)
 
-    def expect(self, ready: int, coming: int) -> None:
-        """How many workers are ready by now, and how many may yet become so."""
+    def avoid(self, slot: int, *, on: bool) -> None:
+        """Prefer the others to a slot's worker, or no longer: its beat is missing, which may mean much or nothing."""
+        (self.fleet.avoided.add if on else self.fleet.avoided.discard)(slot)
+        self.fleet.changed()
+        self._no_room = False
+
+    def expect(self, ready: int, coming: int, admission: float = 1.0) -> None:
+        """How many workers are ready by now, how many may yet become so, and what share of the backlog's bounds is in force."""
         self._ready, self._coming = ready, coming
+        self._ledger.admission = admission
 
     def observe(self, readings: Sequence[Reading]) -> None:
         """Take over what the board says; worth doing every few milliseconds under load."""

@@ -37,7 +37,7 @@ class Death:
     slot: int
     running: Collection[int] | None
     blame: bool  # whether what it ran may have killed it
-    reason: str
+    kind: str  # crash, stuck, operator …: one of a few, for the books
 
 
 class Ledger:
@@ -47,6 +47,7 @@ class Ledger:
         self._max_attempts = spec.max_attempts
         self.max_pending = spec.max_pending
         self.max_pending_bytes = spec.max_pending_bytes
+        self.admission = 1.0  # share of these bounds in force: with fewer workers the same backlog would wait longer
         self.commands: list[Command] = []
         self.open: dict[tuple[bytes, RequestId], Request] = {}
         self.accounts = Accounts()
@@ -61,13 +62,19 @@ class Ledger:
         """Requests that wait in the router."""
         return len(self.backlog) + len(self.suspects)
 
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Requests and bytes that may wait now."""
+        return max(1, int(self.max_pending * self.admission)), int(self.max_pending_bytes * self.admission)
+
     def full_for(self, size: int) -> str | None:
         """Say which bound a newcomer of this size would break. An empty backlog takes any message that is allowed at all."""
         backlog = self.backlog
-        if len(backlog) + len(self.suspects) >= self.max_pending:
-            return f"{self.max_pending} requests are waiting, which is the limit"
-        if backlog.size_bytes + size > self.max_pending_bytes and backlog:
-            return f"{backlog.size_bytes} bytes are waiting, the limit is {self.max_pending_bytes}"
+        limit, bytes_limit = self.limits
+        if len(backlog) + len(self.suspects) >= limit:
+            return f"{limit} requests are waiting, which is the limit"
+        if backlog.size_bytes + size > bytes_limit and backlog:
+            return f"{backlog.size_bytes} bytes are waiting, the limit is {bytes_limit}"
         return None
 
     def accept(self, request: Request) -> None:
@@ -132,7 +139,7 @@ class Ledger:
                     request.died_on = death.slot
             if not self._ends_with(request, now):
                 back.append(request)
-        self._requeue(back, now, death.reason)
+        self._requeue(back, now, death.kind)
         return len(back)
 
     def _ends_with(self, request: Request, now: float) -> bool:
@@ -167,10 +174,11 @@ class Ledger:
         self.backlog.restore(fresh)
         self.suspects.add(suspects)
         for _ in range(len(fresh) + len(suspects)):
-            over = self.pending > self.max_pending or self.backlog.size_bytes > self.max_pending_bytes
-            if not over or len(self.backlog) < 2:
+            too_many = self.pending > self.max_pending
+            too_large = self.backlog.size_bytes > self.max_pending_bytes and len(self.backlog) > 1
+            if not (too_many or too_large):
                 return
-            last = self.backlog.pop_last()
+            last = self.backlog.pop_last() if self.backlog else self.suspects.pop_last()
             text = "requests came back from a worker and the backlog is full"
             self.finish(last, ErrorCode.OVERLOADED, now, message=text, retry_after_ms=RETRY_MS)
 

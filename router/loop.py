@@ -238,7 +238,9 @@ class Router:
             case "release":
                 workers.release(m["slot"])
             case "expect":
-                workers.expect(m["ready"], m["coming"])
+                workers.expect(m["ready"], m["coming"], m.get("admission", 1.0))
+            case "avoid":
+                workers.avoid(m["slot"], on=m["on"])
             case "settings":
                 core.settings(m)
                 if "log_level" in m:
@@ -261,7 +263,7 @@ class Router:
         running = m.get("running")
         self._core.workers.lost(
             m["slot"], m["incarnation"], None if running is None else set(running), now, blame=bool(m.get("blame")),
-            reason=str(m.get("reason", "")),
+            reason=str(m.get("reason", "")), kind=str(m.get("kind", "crash")),
         )  # fmt: skip
         self._ask_turn()
 

@@ -67,6 +67,7 @@ class Fleet:
         self.by_peer: dict[bytes, Worker] = {}
         self.by_slot: dict[int, Worker] = {}
         self.held: set[int] = set()
+        self.avoided: set[int] = set()  # slots whose worker is late: used when there is nobody else
         self._lost: dict[int, int] = {}  # newest incarnation known to be dead, by slot
         self._usable: list[Worker] | None = None
 
@@ -78,6 +79,7 @@ class Fleet:
         """Register a worker; whoever had its slot must have been removed."""
         self.by_peer[worker.peer] = worker
         self.by_slot[worker.slot] = worker
+        self.avoided.discard(worker.slot)
         self.set_limit(worker, worker.batch_limit)
         self.changed()
 
@@ -129,8 +131,12 @@ class Fleet:
 
     @property
     def usable(self) -> list[Worker]:
-        """Workers that may get work: those not held. When all are held: all, so that accepted work is finished."""
+        """Workers that may get work: those not held, and of these the ones on time if there are any.
+
+        When all are held: all, so that accepted work is finished.
+        """
         if self._usable is None:
             well = [w for w in self.registered if not w.sick]
-            self._usable = well if self.all_held else [w for w in well if w.slot not in self.held]
+            allowed = well if self.all_held else [w for w in well if w.slot not in self.held]
+            self._usable = [w for w in allowed if w.slot not in self.avoided] or allowed
         return self._usable

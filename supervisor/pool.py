@@ -27,6 +27,8 @@ from .slot import Purpose, Slot, Step, forced, gentle, hung
 
 #: At the pool's start: as often as this the router may fail to bind before the pool gives up.
 _ROUTER_FIRST_TRIES: Final = 5
+#: What a death is to the router's books.
+_KINDS: Final = {Purpose.NONE: "crash", Purpose.REPLACE: "stuck", Purpose.RESTART: "operator", Purpose.REST: "operator"}
 #: The supervisor's own loop came round so late that the ages it sees are its own.
 _PAUSE_S: Final = 1.0
 
@@ -67,7 +69,7 @@ class Pool:
         self._windows_since = 0.0
         self._drain_ends_at: float | None = None
         self._stopping_workers = False
-        self._told_expect: tuple[int, int] | None = None
+        self._told_expect: tuple[int, int, float] | None = None
         self._told_factors = Factors()
         self._quit = False
         self._out: list[Command] = []
@@ -113,8 +115,9 @@ class Pool:
                     blame = slot.purpose in (Purpose.NONE, Purpose.REPLACE) and self.stop_asked_at is None
                     reason = slot.reason or exit_.cause
                     self._tell(
-                        "lost", reason, slot=number, incarnation=incarnation, running=running, blame=blame, reason=reason
-                    )
+                        "lost", reason, slot=number, incarnation=incarnation, running=running, blame=blame, reason=reason,
+                        kind=_KINDS[slot.purpose],
+                    )  # fmt: skip
                     self._ended(slot, exit_, now)
             case ev.RouterUp(epoch, bind):
                 if epoch == self.router.epoch:
@@ -443,9 +446,11 @@ class Pool:
             healthy = sum(s.healthy for s in self.slots)
             self._out.append(SetLimits(factors.batch, factors.window, f"{healthy} of {len(self.slots)} workers are healthy"))
         coming = sum(s.state in COMING or s.purpose == Purpose.RESTART for s in self.slots)
-        if self.router.up and self._told_expect != (self.ready_count, coming):
-            self._told_expect = (self.ready_count, coming)
-            self._tell("expect", ready=self.ready_count, coming=coming)
+        expect = (self.ready_count, coming, factors.batch)
+        if self.router.up and self._told_expect != expect:
+            self._told_expect = expect
+            # Fewer workers drain the same backlog more slowly: its bounds shrink with the batch limits.
+            self._tell("expect", ready=self.ready_count, coming=coming, admission=factors.batch)
 
     def _finish(self, code: ExitCode, reason: str) -> None:
         self._quit = True

@@ -39,7 +39,7 @@ def test_a_killed_worker_is_replaced_at_once_and_its_batch_is_blamed() -> None:
     commands = world.kill(0)
     lost = next(c for c in commands if isinstance(c, cmd.TellRouter) and c.message["t"] == "lost")
     assert lost.message == {
-        "t": "lost", "slot": 0, "incarnation": 1, "running": (1, 2), "blame": True, "reason": "killed from outside",
+        "t": "lost", "slot": 0, "incarnation": 1, "running": (1, 2), "blame": True, "reason": "killed from outside", "kind": "crash",
     }  # fmt: skip
     assert commands.index(lost) < next(i for i, c in enumerate(commands) if isinstance(c, cmd.SpawnWorker))
     world.run(2.0)
