@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ import orjson
 MAX_LINE_BYTES: Final = 4096
 #: How long one write may wait for a full pipe before its record counts as dropped.
 _WRITE_TIMEOUT_MS: Final = 200
+_LINGER_S: Final = 0.002
 _MAX_DEPTH: Final = 8
 _LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
@@ -132,6 +134,8 @@ class LogSink:
     def _run(self) -> None:
         while True:
             self._filled.wait()
+            if not self._closing:  # one wake-up for many records: each costs the program's own threads a turn
+                time.sleep(_LINGER_S)
             self._filled.clear()
             while record := self._next():
                 self._write(record)

@@ -140,4 +140,14 @@ def _traceback(error: Any) -> str:
 
 
 def _iso(now: float) -> str:
-    return datetime.fromtimestamp(now, UTC).isoformat(timespec="microseconds")
+    """Format an instant; the part down to the second is kept, since it serves thousands of request lines."""
+    global _second  # noqa: PLW0603 - a cache of one value, replaced whole: threads may only make it miss
+    second = int(now)
+    kept, text = _second
+    if kept != second:
+        text = datetime.fromtimestamp(second, UTC).isoformat()[:19]
+        _second = second, text
+    return f"{text}.{int((now - second) * 1e6):06d}+00:00"
+
+
+_second: tuple[int, str] = (-1, "")

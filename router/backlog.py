@@ -25,7 +25,8 @@ class Backlog:
         self._lanes: list[OrderedDict[int, Request]] = [OrderedDict() for _ in range(PRIORITIES)]
         self._count = 0
         self.size_bytes = 0
-        self.rows = [0] * PRIORITIES  # by priority
+        self.rows = 0
+        self._rows_of = [0] * PRIORITIES
 
     def __len__(self) -> int:
         return self._count
@@ -38,7 +39,8 @@ class Backlog:
         self._lanes[request.priority][request.sequence] = request
         self._count += 1
         self.size_bytes += request.size
-        self.rows[request.priority] += request.rows
+        self.rows += request.rows
+        self._rows_of[request.priority] += request.rows
 
     def restore(self, requests: Iterable[Request]) -> None:
         """Put back requests that had been taken, before all that wait in their lanes, in their order of arrival."""
@@ -53,33 +55,35 @@ class Backlog:
 
     def pop(self) -> Request:
         """Take the request whose turn it is; IndexError when none waits."""
-        best: Request | None = None
-        best_key = 0.0
-        for lane in self._lanes:
-            if lane:
-                head = next(iter(lane.values()))
-                key = head.arrived - head.priority * self._ageing_s
-                if best is None or key <= best_key:  # on equal keys the higher priority, whose lane comes later
-                    best, best_key = head, key
-        if best is None:
+        lanes = [lane for lane in self._lanes if lane]
+        if not lanes:
             raise IndexError("backlog is empty")
-        self.remove(best)
-        return best
+        lane = lanes[0]
+        if len(lanes) > 1:
+            # On equal keys the higher priority, whose lane comes later: min() keeps the first of equals.
+            lane = min(reversed(lanes), key=lambda lane: self._key(next(iter(lane.values()))))
+        request = lane.popitem(last=False)[1]
+        self._forget(request)
+        return request
 
     def pop_last(self) -> Request:
         """Take the request whose turn would come last; IndexError when none waits."""
         lasts = [next(reversed(lane.values())) for lane in self._lanes if lane]
         if not lasts:
             raise IndexError("backlog is empty")
-        last = max(lasts, key=lambda r: (r.arrived - r.priority * self._ageing_s, r.sequence))
+        last = max(lasts, key=lambda r: (self._key(r), r.sequence))
         self.remove(last)
         return last
 
     def rows_ahead(self, priority: int) -> int:
         """Rows that a newcomer of this priority finds before it, as far as priorities tell."""
-        return sum(self.rows[priority:])
+        return sum(self._rows_of[priority:])
+
+    def _key(self, request: Request) -> float:
+        return request.arrived - request.priority * self._ageing_s
 
     def _forget(self, request: Request) -> None:
         self._count -= 1
         self.size_bytes -= request.size
-        self.rows[request.priority] -= request.rows
+        self.rows -= request.rows
+        self._rows_of[request.priority] -= request.rows

@@ -28,7 +28,8 @@ from .requests import Request, State
 #: A request is refused when the predicted wait exceeds the time it has by this factor: predictions are rough.
 CLEARLY: Final = 1.5
 #: Bounds of what a client is told to wait before it tries again.
-_RETRY_MS: Final = (20, 5000)
+_MIN_RETRY_MS: Final = 20
+_MAX_RETRY_MS: Final = 5000
 
 
 class Mode(StrEnum):
@@ -92,23 +93,28 @@ class Core:
         if not workers.fleet.by_slot and workers.hopeless:
             text = "no worker is ready"
             raise Refused(text, ErrorCode.NO_WORKERS, request.id, retry_after_ms=NO_WORKERS_RETRY_MS)
-        if ledger.backlog:
-            self._refuse_early(request, now)
+        backlog = ledger.backlog
+        if backlog:
+            if ledger.full_for(request.size):
+                self._make_room(request, now)
+            # The cheap comparison first: the prediction itself is for backlogs that may be too long.
+            if backlog.rows > workers.rows_per_s * (request.deadline - now) > 0.0:
+                self._foresee(request, now)
         ledger.accept(request)
 
-    def _refuse_early(self, request: Request, now: float) -> None:
-        ledger, workers = self.ledger, self.workers
-        full = ledger.full_for(request.size)
-        if full:
-            workers.dispatch(now)  # what came in the same drain may find a place yet
-            full = ledger.full_for(request.size)
-        wait_s = workers.predicted_wait_s(request.priority)
-        retry_after_ms = int(min(max(500 * wait_s, _RETRY_MS[0]), _RETRY_MS[1])) if wait_s else RETRY_MS
-        if full:
-            raise Refused(full, ErrorCode.OVERLOADED, request.id, retry_after_ms=retry_after_ms)
+    def _make_room(self, request: Request, now: float) -> None:
+        """Send off what came in the same drain; refuse the request if that does not help."""
+        self.workers.dispatch(now)
+        if full := self.ledger.full_for(request.size):
+            wait_s = self.workers.predicted_wait_s(request.priority)
+            raise Refused(full, ErrorCode.OVERLOADED, request.id, retry_after_ms=_retry_ms(wait_s))
+
+    def _foresee(self, request: Request, now: float) -> None:
+        """Refuse a request whose deadline cannot be met."""
+        wait_s = self.workers.predicted_wait_s(request.priority)
         if wait_s > CLEARLY * (request.deadline - now):
             text = f"the deadline cannot be met: about {wait_s:.1f} s of work are waiting"
-            raise Refused(text, ErrorCode.OVERLOADED, request.id, retry_after_ms=retry_after_ms)
+            raise Refused(text, ErrorCode.OVERLOADED, request.id, retry_after_ms=_retry_ms(wait_s))
 
     def _cancel(self, client: bytes, header: Header, now: float) -> None:
         if header.id is None:
@@ -205,3 +211,8 @@ class Core:
             "poisoned": len(ledger.poison),
             "workers": {w.slot: w.rows for w in self.workers.fleet.by_slot.values()},
         }  # fmt: skip
+
+
+def _retry_ms(wait_s: float) -> int:
+    """When a client should come again: when half of what waits is done, if that can be told."""
+    return int(min(max(500 * wait_s, _MIN_RETRY_MS), _MAX_RETRY_MS)) if wait_s else RETRY_MS

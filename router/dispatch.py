@@ -43,7 +43,7 @@ class Dispatch:
         self.joined_ever = spec.epoch > 1
         self._ready, self._coming = 0, int(self.joined_ever)
         self._no_room = False  # the last round left requests waiting, and nothing has changed since
-        self._rows_per_s = 0.0
+        self.rows_per_s = 0.0  # what the present workers do at the most, 0 until known of all
 
     # Events of workers
 
@@ -169,7 +169,7 @@ class Dispatch:
         apply_readings(self.fleet, readings)
         usable = self.fleet.usable
         known = all(w.batch_s for w in usable)
-        self._rows_per_s = sum(w.batch_limit / w.batch_s for w in usable) if known else 0.0
+        self.rows_per_s = sum(w.batch_limit / w.batch_s for w in usable) if known else 0.0
         self._no_room = False
 
     # Questions
@@ -184,10 +184,10 @@ class Dispatch:
 
         It supposes full batches that last as long as those of late, so it errs to the low side while batches are small.
         """
-        if not self._rows_per_s:
+        if not self.rows_per_s:
             return 0.0
         rows = self._ledger.backlog.rows_ahead(priority) + sum(w.rows for w in self.fleet.usable)
-        return rows / self._rows_per_s
+        return rows / self.rows_per_s
 
     # Sending
 

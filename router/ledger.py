@@ -63,11 +63,11 @@ class Ledger:
 
     def full_for(self, size: int) -> str | None:
         """Say which bound a newcomer of this size would break. An empty backlog takes any message that is allowed at all."""
-        if self.pending >= self.max_pending:
+        backlog = self.backlog
+        if len(backlog) + len(self.suspects) >= self.max_pending:
             return f"{self.max_pending} requests are waiting, which is the limit"
-        waiting = self.backlog.size_bytes
-        if waiting and waiting + size > self.max_pending_bytes:
-            return f"{waiting} bytes are waiting, the limit is {self.max_pending_bytes}"
+        if backlog.size_bytes + size > self.max_pending_bytes and backlog:
+            return f"{backlog.size_bytes} bytes are waiting, the limit is {self.max_pending_bytes}"
         return None
 
     def accept(self, request: Request) -> None:

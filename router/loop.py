@@ -61,7 +61,6 @@ class Router:
         self._clients: zmq.Socket[bytes]
         self._workers: zmq.Socket[bytes]
         self._bound: list[str] = []
-        self._now = 0.0  # when the present turn began: one reading of the clock for all that came with it
         self._turn_asked = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -104,11 +103,10 @@ class Router:
         core = self._core
         more = True
         try:
-            self._now = now
-            more = drain(self._workers, self._on_worker, max_messages=_TURN_MESSAGES, max_bytes=_TURN_BYTES)
+            more = drain(self._workers, self._on_worker, now, max_messages=_TURN_MESSAGES, max_bytes=_TURN_BYTES)
             if (due := core.next_deadline()) is not None and due <= now:
                 core.tick(now)
-            more |= drain(self._clients, self._on_client, max_messages=_TURN_MESSAGES, max_bytes=_TURN_BYTES)
+            more |= drain(self._clients, core.message, now, max_messages=_TURN_MESSAGES, max_bytes=_TURN_BYTES)
             if core.ledger.pending and now >= self._read_at + _READING_S:
                 self._read_at = now
                 core.workers.observe(self._readings())
@@ -125,7 +123,10 @@ class Router:
         while commands := core.take_commands():
             for command in commands:
                 try:
-                    self._carry_out(command, now)
+                    if type(command) is Reply:  # nearly all are: spared the search
+                        self._reply(command, now)
+                    else:
+                        self._carry_out(command, now)
                 except Exception as e:  # one reply that cannot be sent must not cost the others theirs
                     core.undelivered(isinstance(command, Reply))
                     self._log.event.error("command_failed", command=type(command).__name__, exc_info=e)
@@ -133,10 +134,6 @@ class Router:
 
     def _carry_out(self, command: Command, now: float) -> None:
         match command:
-            case Reply(frames, record):
-                self._reply(frames, now)
-                if record:
-                    self._log.request(record)
             case SendWork(peer, requests):
                 if send(self._workers, [peer, *link.pack_work(requests)]) is not Sent.OK:
                     self._core.workers.send_failed(peer, [r.ticket for r in requests], now)
@@ -146,10 +143,13 @@ class Router:
                 self._tell(message)
             case Event(level, name, fields):
                 getattr(self._log.event, level)(name, **fields)
+            case Reply():
+                self._reply(command, now)
             case Quit():
                 self._loop.stop()
 
-    def _reply(self, frames: list[bytes], now: float) -> None:
+    def _reply(self, reply: Reply, now: float) -> None:
+        frames = reply.frames
         sent = Sent.BUSY if frames[0] in self._outbox else send(self._clients, frames)
         if sent is Sent.BUSY:
             if not self._outbox:
@@ -158,6 +158,8 @@ class Router:
                 self._core.undelivered()
         elif sent is Sent.GONE:
             self._core.undelivered()
+        if reply.record:
+            self._log.request(reply.record)
 
     def _flush(self) -> None:
         self._core.undelivered(self._outbox.flush(lambda frames: send(self._clients, frames), time.monotonic()))
@@ -194,25 +196,22 @@ class Router:
 
     # What comes in
 
-    def _on_client(self, client: bytes, frames: list[bytes]) -> None:
-        self._core.message(client, frames, self._now)
-
-    def _on_worker(self, peer: bytes, frames: list[bytes]) -> None:
+    def _on_worker(self, peer: bytes, frames: list[bytes], now: float) -> None:
         workers = self._core.workers
         try:
             match frames[0] if len(frames) > 1 else b"":
                 case link.RESULTS:
-                    workers.results(peer, link.unpack_results(frames), self._now)
+                    workers.results(peer, link.unpack_results(frames), now)
                 case link.HELLO:
-                    workers.hello(peer, link.unpack_hello(frames), self._now)
+                    workers.hello(peer, link.unpack_hello(frames), now)
                 case link.BYE:
-                    workers.bye(peer, link.unpack_tickets(frames), self._now)
+                    workers.bye(peer, link.unpack_tickets(frames), now)
                 case _:
                     raise link.LinkError("unknown kind of message")
         except Exception as e:  # a stranger on the socket, or a worker's bug: told, and no more
             self._bad_messages += 1
-            if self._now >= self._bad_told_at + _TELL_EVERY_S:
-                self._bad_told_at = self._now
+            if now >= self._bad_told_at + _TELL_EVERY_S:
+                self._bad_told_at = now
                 self._log.event.warning("bad_worker_message", error=f"{type(e).__name__}: {e}", total=self._bad_messages)
 
     def _on_channel(self) -> None:
@@ -257,11 +256,11 @@ class Router:
                 self._log.event.warning("unknown_message", source="supervisor", kind=kind)
 
     def _on_lost(self, m: dict[str, Any]) -> None:
-        self._now = time.monotonic()
-        drain(self._workers, self._on_worker, max_messages=4 * _TURN_MESSAGES, max_bytes=4 * _TURN_BYTES)
+        now = time.monotonic()
+        drain(self._workers, self._on_worker, now, max_messages=4 * _TURN_MESSAGES, max_bytes=4 * _TURN_BYTES)
         running = m.get("running")
         self._core.workers.lost(
-            m["slot"], m["incarnation"], None if running is None else set(running), self._now, blame=bool(m.get("blame")),
+            m["slot"], m["incarnation"], None if running is None else set(running), now, blame=bool(m.get("blame")),
             reason=str(m.get("reason", "")),
         )  # fmt: skip
         self._ask_turn()
@@ -289,8 +288,8 @@ class Router:
 
     def _close(self) -> None:
         """Answer what has come in the meantime, flush for a bounded time, and close."""
-        self._now = now = time.monotonic()
-        drain(self._clients, self._on_client, max_messages=4 * _TURN_MESSAGES, max_bytes=4 * _TURN_BYTES)
+        now = time.monotonic()
+        drain(self._clients, self._core.message, now, max_messages=4 * _TURN_MESSAGES, max_bytes=4 * _TURN_BYTES)
         self._act(now)
         self._core.undelivered(self._outbox.flush(lambda frames: send(self._clients, frames), now))
         self._log.event.info("router_stopped", unsent=len(self._outbox), **self._core.stats())

@@ -84,22 +84,34 @@ def readable(sock: zmq.Socket[bytes]) -> bool:
     return bool(int(sock.get(zmq.EVENTS)) & zmq.POLLIN)
 
 
-def drain(sock: zmq.Socket[bytes], handle: Callable[[bytes, list[bytes]], None], *, max_messages: int, max_bytes: int) -> bool:
-    """Hand over the messages that wait as (routing id, frames); True when a bound ended it and more may wait."""
-    receive, get, more = sock.recv, sock.get, zmq.RCVMORE
+def drain(
+    sock: zmq.Socket[bytes],
+    handle: Callable[[bytes, list[bytes], float], None],
+    now: float,
+    *,
+    max_messages: int,
+    max_bytes: int,
+) -> bool:
+    """Hand over the messages that wait as (routing id, frames, now); True when a bound ended it and more may wait."""
+    receive = sock.recv
     size = 0
     for _ in range(max_messages):
         try:
             peer = receive(_LAST)
         except zmq.Again:
             return False
-        frames: list[bytes] = []
-        while get(more):
-            frame = receive(_LAST)
+        # A frame object knows whether another one follows; asking the socket would cost as much as a frame.
+        part = receive(_LAST, copy=False)
+        frame = part.bytes
+        size += len(frame)
+        frames = [frame]
+        while part.more:
+            part = receive(_LAST, copy=False)
             if len(frames) < _MAX_FRAMES:
-                frames.append(frame)
+                frame = part.bytes
                 size += len(frame)
-        handle(peer, frames)
+                frames.append(frame)
+        handle(peer, frames, now)
         if size >= max_bytes:
             return True
     return True
@@ -107,8 +119,10 @@ def drain(sock: zmq.Socket[bytes], handle: Callable[[bytes, list[bytes]], None],
 
 def send(sock: zmq.Socket[bytes], frames: Sequence[bytes]) -> Sent:
     """Send one message, the peer's routing id first, if that is possible now. Only its first frame can be refused."""
+    # pyzmq's own wrapper around this looks for options of other socket types, with every frame.
+    put: Callable[..., object] = super(zmq.Socket, sock).send
     try:
-        sock.send(frames[0], _MORE)
+        put(frames[0], _MORE)
     except zmq.Again:
         return Sent.BUSY
     except zmq.ZMQError as e:
@@ -118,8 +132,9 @@ def send(sock: zmq.Socket[bytes], frames: Sequence[bytes]) -> Sent:
     last = len(frames) - 1
     for i in range(1, last):
         frame = frames[i]
-        sock.send(frame, _MORE, len(frame) < _ZERO_COPY_BYTES)
-    sock.send(frames[last], _LAST, len(frames[last]) < _ZERO_COPY_BYTES)
+        put(frame, _MORE, len(frame) < _ZERO_COPY_BYTES)
+    frame = frames[last]
+    put(frame, _LAST, len(frame) < _ZERO_COPY_BYTES)
     return Sent.OK
 
 

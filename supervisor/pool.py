@@ -73,8 +73,10 @@ class Pool:
         self._out: list[Command] = []
 
     def handle(self, event: ev.Event, now: float) -> list[Command]:
-        """Take one event at monotonic time `now`; return what to do, in order."""
+        """Take one event at monotonic time `now`; return what to do, in order. After Quit nothing matters any more."""
         self._out = []
+        if self._quit:
+            return self._out
         match event:
             case ev.Started():
                 self._out += self.router.spawn("start")
@@ -205,7 +207,7 @@ class Pool:
     def _next_step(self, slot: Slot, now: float) -> None:
         if not slot.ladder:
             slot.change(Change.SURVIVE, now)
-            self._report("worker_unkillable", slot, "error", pid=slot.pid)
+            self._report("worker_unkillable", slot, "error", child=slot.pid)
             return
         step = slot.ladder.pop(0)
         slot.step_ends_at = now + step.wait_s
@@ -231,14 +233,14 @@ class Pool:
         elif slot.held:
             # What an operator took out of service is not brought back by a crash; `resume` starts it again.
             slot.change(Change.REST, now)
-            self._report("worker_exited_while_drained", slot, "warning", **slot.last_exit)
+            self._report("worker_exited_while_drained", slot, "warning", **_told(slot.last_exit))
         else:
             self._crashed(slot, exit_, now, stable=stable, was_ready=was_ready)
 
     def _crashed(self, slot: Slot, exit_: ev.Exit, now: float, *, stable: bool, was_ready: bool) -> None:
         assert slot.last_exit is not None
         slot.crashed = True
-        self._report("worker_exited", slot, "error", was_ready=was_ready, **slot.last_exit)
+        self._report("worker_exited", slot, "error", was_ready=was_ready, **_told(slot.last_exit))
         if exit_.code in RESTART_CANNOT_HELP:
             slot.due_at, slot.reason = None, f"exit code {exit_.code}: no restart can help"
             slot.change(Change.PARK, now)
@@ -421,8 +423,6 @@ class Pool:
     # What follows from the whole.
 
     def _settle(self, now: float) -> None:
-        if self._quit:
-            return
         if self.stop_asked_at is not None:
             if not any(s.alive and s.state != State.UNKILLABLE for s in self.slots):
                 self._stopping_workers = True
@@ -460,3 +460,8 @@ class Pool:
 
     def _report(self, event: str, slot: Slot, level: str = "info", **fields: Any) -> None:
         self._out.append(Report(event, slot.number, level, tuple(fields.items())))
+
+
+def _told(last_exit: dict[str, Any]) -> dict[str, Any]:
+    """The fields of an exit as the log has them: there `pid` is the process that speaks."""
+    return {"child" if name == "pid" else name: value for name, value in last_exit.items()}

@@ -121,6 +121,12 @@ class Backlog:
             self._record.limits(self._batcher.lowest_limit(), self._batcher.longest_window())
 
     @property
+    def rows(self) -> int:
+        """Samples that wait in the batcher."""
+        with self._changed:
+            return self._batcher.rows
+
+    @property
     def lowest_limit(self) -> int:
         """The smallest batch limit in force."""
         with self._changed:

@@ -81,14 +81,14 @@ class Batch:
 class _Group:
     __slots__ = ("deadline", "first", "fit", "gaps", "key", "queue", "rows")
 
-    def __init__(self, key: GroupKey, longest_s: float) -> None:
+    def __init__(self, key: GroupKey, longest_s: float, min_batch: int) -> None:
         self.key = key
         self.queue: list[Item] = []  # by Item.order
         self.rows = 0
         self.first = _NEVER  # earliest arrival of those that wait
         self.deadline = _NEVER  # earliest of theirs
         self.fit = BatchFit()
-        self.gaps = ArrivalGaps(longest_s)
+        self.gaps = ArrivalGaps(longest_s, min_batch)
 
     def count(self) -> None:
         """Work out what follows from the queue, after items have left it."""
@@ -146,7 +146,8 @@ class Batcher:
             return
         group = self._groups.get(item.key)
         if group is None:
-            group = self._groups[item.key] = _Group(item.key, self._window(item.key[0], 1.0))
+            model = item.key[0]
+            group = self._groups[item.key] = _Group(item.key, self._window(model, 1.0), self._policies[model].min_batch)
         queue = group.queue
         if not queue or queue[-1].order < item.order:
             queue.append(item)
@@ -155,7 +156,7 @@ class Batcher:
         group.rows += item.rows
         group.first = min(group.first, now)
         group.deadline = min(group.deadline, item.deadline)
-        group.gaps.add(now)
+        group.gaps.add(now, group.rows)
 
     def take(self, now: float) -> Batch | None:
         """Return the batch to run now, None when nothing is due. What is past its deadline is left for `expire`."""
@@ -224,7 +225,7 @@ class Batcher:
             return -_NEVER, CloseReason.MIN
         wait, reason = self._window(model, self.window_share), CloseReason.WINDOW
         if policy.adaptive and wait:
-            wait = worthwhile_wait(group.rows, wait, group.fit, group.gaps)
+            wait = worthwhile_wait(group.rows, wait, group.fit, group.gaps.after(group.rows))
             if not wait:
                 reason = CloseReason.IDLE
         closes_at = group.first + wait

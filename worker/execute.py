@@ -8,6 +8,7 @@ good (StickyFault) ends the process instead, with the whole batch unanswered: th
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -140,6 +141,7 @@ class Executor:
         start, stop = 0, len(samples)
         untried: list[tuple[int, int]] = []
         too_large: list[tuple[int, int]] = []
+        failed: Counter[tuple[str, str, str, str | None]] = Counter()
         problem: Fault | None = fault
         while problem is not None:
             self._record.error(problem.kind)
@@ -152,7 +154,8 @@ class Executor:
                 too_large.append((start, stop))
             if stop - start == 1 or problem.kind is FaultKind.CONTRACT:
                 outputs[start:stop] = [problem.failure] * (stop - start)
-                self._tell(model, batch, problem, stop - start)
+                words = problem.failure.message if problem.kind is FaultKind.CONTRACT else None
+                failed[str(problem.failure.code), problem.error, problem.where, words] += stop - start
             else:
                 middle = (start + stop + 1) // 2
                 untried += [(middle, stop), (start, middle)]
@@ -164,6 +167,12 @@ class Executor:
                     outputs[start:stop] = part
                     self._ceilings.succeeded(batch.key, stop - start, most=model.spec.batching.max_batch)
         self._learn(model, batch, too_large, outputs)
+        for (code, error, where, words), count in failed.items():
+            # By class and place: an exception's own words may quote the client's data and go to the client only.
+            self._log.event.warning(
+                "model_failed", model=model.spec.name, code=code, error=error, where=where, samples=count, batch_size=batch.rows,
+                **({"detail": words} if words else {}),
+            )  # fmt: skip
         return outputs
 
     def _learn(self, model: Model, batch: Batch, too_large: list[tuple[int, int]], outputs: list[Any]) -> None:
@@ -178,11 +187,3 @@ class Executor:
                     self._log.event.warning(
                         "batch_ceiling_lowered", model=model.spec.name, bucket=batch.key[1], failed_at=stop - start, limit=limit
                     )
-
-    def _tell(self, model: Model, batch: Batch, fault: Fault, rows: int) -> None:
-        """Log a fault by class and place. An exception's own words may quote the client's data and go to the client only."""
-        words = {"detail": fault.failure.message} if fault.kind is FaultKind.CONTRACT else {}
-        self._log.event.warning(
-            "model_failed", model=model.spec.name, code=str(fault.failure.code), error=fault.error, where=fault.where,
-            samples=rows, batch_size=batch.rows, **words,
-        )  # fmt: skip

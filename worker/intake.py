@@ -15,6 +15,7 @@ from typing import Final
 from gpupool.errors import ErrorCode
 from gpupool.link import Result, Work, WorkFlag
 from gpupool.samples import SampleError, unpack_body
+from gpupool.wire import MAX_ROWS
 
 from .batcher import Item
 from .faults import Failure, FaultKind, StickyFault, read_fault
@@ -24,6 +25,8 @@ from .request import Part, Request
 
 #: How long preparing goes on before sockets and results get their turn.
 SLICE_S: Final = 0.005
+#: Samples that may wait in one worker. The router keeps the queue far shorter; this holds should it ever not.
+MAX_WAITING: Final = 2 * MAX_ROWS
 _ROWS_BETWEEN_LOOKS: Final = 32
 _MAX_LENGTH: Final = 1 << 40  # what a length() returns need not fit into the link's integers
 _MANY: Final = int(WorkFlag.MANY)
@@ -55,11 +58,18 @@ class Intake:
         """Samples not yet in the batcher, as the router counts them."""
         return self._rows + (len(self._open.samples) if self._open else 0)
 
-    def put(self, works: Sequence[Work], epoch: int, now: float) -> None:
-        """Take in one message's work."""
+    def put(self, works: Sequence[Work], epoch: int, now: float, *, queued: int) -> list[Result]:
+        """Take in one message's work; return answers to what is too much. `queued` samples are in the batcher already."""
+        refused: list[Result] = []
         for work in works:
+            waiting = queued + self.rows
+            if waiting and waiting + work.rows > MAX_WAITING:
+                words = f"{waiting} samples wait in this worker, the limit is {MAX_WAITING}"
+                refused.append(refusal(work.ticket, Failure(ErrorCode.OVERLOADED, words)))
+                continue
             self._waiting.append((work, epoch, now))
             self._rows += work.rows
+        return refused
 
     def cancel(self, ticket: int) -> bool:
         """Drop a request that is still here; True if it was."""
@@ -97,7 +107,7 @@ class Intake:
                     break
                 work, epoch, arrived = self._waiting.popleft()
                 self._rows -= work.rows
-                opened = self._decode(work, epoch, arrived)
+                opened = self._decode(work, epoch, arrived, until - SLICE_S)
                 if isinstance(opened, Result):
                     results.append(opened)
                     continue
@@ -116,11 +126,11 @@ class Intake:
                 break
         return items, results
 
-    def _decode(self, work: Work, epoch: int, arrived: float) -> Request | Result:
+    def _decode(self, work: Work, epoch: int, arrived: float, now: float) -> Request | Result:
         if not 0 <= work.model < len(self._models):
             return refusal(work.ticket, Failure(ErrorCode.INTERNAL, f"this worker has no model number {work.model}"))
         deadline = arrived + work.timeout_s
-        if deadline <= self._clock():
+        if deadline <= now:
             return refusal(work.ticket, Failure(ErrorCode.DEADLINE_EXCEEDED, "the deadline passed before the work began"))
         try:
             body = unpack_body(work.frames[0], work.frames[1:])
@@ -152,6 +162,8 @@ class Intake:
                     length = min(int(length_of(samples[at])), _MAX_LENGTH)
                     request.length = max(request.length, length)
                     if bounds:
+                        if request.buckets is None:
+                            request.buckets = {}
                         request.buckets.setdefault(bisect_left(bounds, length), []).append(at)
                 if preprocess is not None:
                     samples[at] = preprocess(samples[at])
@@ -175,7 +187,8 @@ def _items(request: Request) -> list[Item]:
         key = (request.model, bucket)
         return Item(request.ticket, key, request.deadline, rows, request.priority, request.alone, part)
 
-    if len(request.buckets) <= 1:
-        bucket = next(iter(request.buckets), 0)
-        return [item(bucket, len(request.samples), Part(request))]
+    if request.buckets is None:
+        return [item(0, len(request.samples), Part(request))]
+    if len(request.buckets) == 1:
+        return [item(next(iter(request.buckets)), len(request.samples), Part(request))]
     return [item(bucket, len(index), Part(request, index)) for bucket, index in sorted(request.buckets.items())]

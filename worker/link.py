@@ -231,7 +231,7 @@ class Link:
             if self._stopping:
                 self._dealer.send(pack_tickets(BYE, [w.ticket for w in works]))
                 return
-            self._intake.put(works, self._epoch, time.monotonic())
+            self._results += self._intake.put(works, self._epoch, time.monotonic(), queued=self._backlog.rows)
         elif kind == CANCEL:
             for ticket in unpack_tickets(frames):
                 self._cancel(ticket)

@@ -57,6 +57,7 @@ class Replies:
         """Return an answer for each request that this batch has completed or failed."""
         results: list[Result] = []
         at = 0
+        began = self._clock()
         model = self._models[done.batch.key[0]]
         for item, start, stop in done.batch.shares:
             part: Part = item.owner
@@ -71,14 +72,16 @@ class Replies:
             request.forward_s += done.forward_s
             request.batch_size = max(request.batch_size, done.batch.rows)
             self._take_in(request, part, start, outputs, model)
-            if request.failure is not None:
-                results.append(_result(request, ()))
-            elif not request.missing:
-                results.append(self._encode(request))
+            ended = request.failure is not None or not request.missing
+            frames = self._encode(request) if ended and request.failure is None else ()
+            now = self._clock()
+            request.postprocess_s += now - began
+            began = now
+            if ended:
+                results.append(_result(request, frames))
         return results
 
     def _take_in(self, request: Request, part: Part, start: int, outputs: Sequence[Any], model: Model) -> None:
-        began = self._clock()
         postprocess = model.postprocess
         rows = part.rows(start, start + len(outputs))
         for row, output in zip(rows, outputs, strict=True):
@@ -95,21 +98,18 @@ class Replies:
                 break
             request.outputs[row] = value
             request.missing -= 1
-        request.postprocess_s += self._clock() - began
 
-    def _encode(self, request: Request) -> Result:
-        began = self._clock()
+    def _encode(self, request: Request) -> Sequence[bytes]:
         try:
             body, buffers = pack_body(request.outputs if request.many else request.outputs[0])
-            frames: Sequence[bytes] = (body, *buffers)
         except SampleError as e:
-            request.failure = Failure(ErrorCode.MODEL_ERROR, f"the model's result cannot be sent: {e}")
-            frames = ()
+            words = str(e)
         except BaseException as e:  # objects of the model's own may raise from their methods
-            words = f"the model's result cannot be sent: {read_fault(e).failure.message}"
-            request.failure, frames = Failure(ErrorCode.MODEL_ERROR, words), ()
-        request.postprocess_s += self._clock() - began
-        return _result(request, frames)
+            words = read_fault(e).failure.message
+        else:
+            return (body, *buffers)
+        request.failure = Failure(ErrorCode.MODEL_ERROR, f"the model's result cannot be sent: {words}")
+        return ()
 
 
 def _result(request: Request, frames: Sequence[bytes]) -> Result:

@@ -26,7 +26,7 @@ class Request:
     arrived: float
     samples: list[Any]
     prepared: int = 0  # rows that have been through preprocess
-    buckets: dict[int, list[int]] = field(default_factory=dict)  # bucket -> rows, in order; empty: all in bucket 0
+    buckets: dict[int, list[int]] | None = None  # bucket -> rows, in order; None: all in bucket 0
     length: int = 0  # of the longest sample
     preprocess_s: float = 0.0
     outputs: list[Any] = field(default_factory=list)

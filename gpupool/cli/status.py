@@ -14,6 +14,7 @@ from gpupool.exits import Exit
 from .control import status_of
 from .options import JsonOption, RuntimeDirOption, runtime_of
 from .output import print_json
+from .waiting import text_of
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -136,9 +137,7 @@ def _cell(worker: Mapping[str, Any], path: str, unit: str) -> str:
         value = value.get(step) if isinstance(value, Mapping) else None
     if value is None:
         return "-"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {item}" for key, item in value.items() if item is not None) or "-"
-    return f"{value:g}{unit}" if isinstance(value, float) else f"{value}{unit}"
+    return f"{value:g}{unit}" if isinstance(value, float) else f"{text_of(value)}{unit}"
 
 
 def _duration(seconds: Any) -> str:

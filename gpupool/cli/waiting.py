@@ -62,7 +62,7 @@ def restart_progress(document: Mapping[str, Any], ordered: Mapping[int, int]) ->
         if started >= 1 and state in {"ready", "draining", "drained"}:
             continue
         if state in _STRANDED or (started >= 1 and state == "backing_off") or started > 1:
-            whys = [f"{key.replace('_', ' ')}: {_text(worker[key])}" for key in ("reason", "last_exit") if worker.get(key)]
+            whys = [f"{key.replace('_', ' ')}: {text_of(worker[key])}" for key in ("reason", "last_exit") if worker.get(key)]
             problems.append("; ".join([f"worker {number} did not get ready: it is {state}", *whys]))
         else:
             waiting.append(number)
@@ -82,7 +82,8 @@ def _brief(worker: Mapping[str, Any]) -> dict[str, Any]:
     return {key: worker.get(key) for key in ("worker", "incarnation", "state")}
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """Put a worker's last exit into words: its cause, where the pool gave one."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {item}" for key, item in value.items() if item is not None)
+        return str(value.get("cause") or ", ".join(f"{key} {item}" for key, item in value.items() if item is not None))
     return str(value)

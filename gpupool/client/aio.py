@@ -220,6 +220,7 @@ class AsyncClient:
         message = self._calls.abandon(call)
         if message is not None and self._link is not None and not self._look_for_loss(self._link):
             self._link.send([message])
+            self._turn_soon()
         _wake(call)
 
     def _turn_soon(self) -> None:
@@ -247,7 +248,7 @@ class AsyncClient:
                 link.send([cancel_message(late)])
             _wake(late)
         self._flush()
-        if link.has_input():  # a send may have eaten the descriptor's report
+        if link.ready(to_send=self._calls.next_unsent() is not None):  # what came meanwhile may have lost its report
             self._turn_soon()
         self._set_timer()
 

@@ -73,14 +73,14 @@ class Link:
     def lost(self) -> bool:
         """Whether the connection broke since the last look. Look before each send, or the book-keeping is wrong."""
         lost = False
-        while _has_input(self.monitor):
+        while int(self.monitor.get(zmq.EVENTS)) & zmq.POLLIN:
             recv_monitor_message(self.monitor, zmq.NOBLOCK)
             lost = True
         return lost
 
-    def has_input(self) -> bool:
-        """Whether a message waits."""
-        return _has_input(self.socket)
+    def ready(self, *, to_send: bool) -> bool:
+        """Whether a message waits, or, where there is something to send, whether it can leave."""
+        return bool(int(self.socket.get(zmq.EVENTS)) & (zmq.POLLIN | zmq.POLLOUT if to_send else zmq.POLLIN))
 
     def send(self, message: list[bytes]) -> bool:
         """Send, or return False when there is no connection or no room."""
@@ -102,7 +102,3 @@ class Link:
         self.socket.disable_monitor()
         self.monitor.close(0)
         self.socket.close()
-
-
-def _has_input(sock: zmq.Socket[bytes]) -> bool:
-    return bool(int(sock.get(zmq.EVENTS)) & zmq.POLLIN)

@@ -36,7 +36,9 @@ def test_json_is_the_pools_document_unchanged(capsys: pytest.CaptureFixture[str]
 
 def test_the_table_has_a_line_for_pool_and_router_and_one_for_each_worker(capsys: pytest.CaptureFixture[str]) -> None:
     gpu = {"kind": "gpu", "id": "GPU-01234567-89ab-cdef-0123-456789abcdef", "name": "[H200]", "health": "degraded"}
-    dead = worker(1, "backing_off", device=gpu, pid=None, heartbeat_age_ms=None, last_exit={"code": 70, "signal": None})
+    dead = worker(
+        1, "backing_off", device=gpu, pid=None, heartbeat_age_ms=None, last_exit={"code": 70, "cause": "exit code 70"}
+    )
     with FakePool(steady(document(worker(0, running=3), dead, pending=4))) as pool:
         main(["status", "--runtime-dir", str(pool.folder)])
 
@@ -47,7 +49,7 @@ def test_the_table_has_a_line_for_pool_and_router_and_one_for_each_worker(capsys
     assert heading.split()[:4] == ["worker", "state", "pid", "device"]
     assert first.split()[:8] == ["0", "ready", "4000", "cpu:0", "ok", "0", "3", "0"]
     assert second.split()[:5] == ["1", "backing_off", "-", gpu["id"], "degraded"]
-    assert second.rstrip().endswith("code 70")
+    assert second.rstrip().endswith("exit code 70")
     assert "\x1b" not in out
 
 

@@ -273,10 +273,15 @@ def test_clients_that_come_in_bursts_are_waited_for() -> None:
         batcher.ran(batch.key, batch.rows, 0.020)
         now += 0.023
 
-    batcher.add(item(99, deadline=now + 9), now)
-
+    batcher.add(item(97, deadline=now + 9), now)
     assert batcher.take(now) is None
     assert batcher.next_deadline() == pytest.approx(now + 0.002)
+
+    for ticket in (98, 99):
+        batcher.add(item(ticket, deadline=now + 9), now)
+    batch = batcher.take(now)
+    assert batch is not None
+    assert (batch.rows, batch.reason) == (3, CloseReason.IDLE), "after the third of three nobody comes"
 
 
 class BatcherMachine(RuleBasedStateMachine):

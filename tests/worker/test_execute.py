@@ -288,6 +288,13 @@ def test_a_sticky_error_in_a_retry_stops_all_further_tries() -> None:
     assert bench.record.tries == [[100, 101, 102, 103], [100, 101], [100], [100, 101, 102, 103]]
 
 
+def test_samples_that_fail_alike_are_one_line_of_the_log() -> None:
+    bench = Bench(fits(0))
+    bench.run(*range(8))
+
+    assert [(line["error"], line["samples"], line["batch_size"]) for line in bench.log.lines] == [("OutOfMemoryError", 8, 8)]
+
+
 def test_no_line_of_the_log_repeats_what_an_exception_quotes() -> None:
     bench = Bench(refuse(1, ValueError("secret-marker")))
     bench.run(0, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpupool.worker.fit import BatchFit
-from gpupool.worker.window import ArrivalGaps, worthwhile_wait
+from gpupool.worker.window import ArrivalGaps, Gap, worthwhile_wait
 
 LONGEST = 0.001
 
@@ -17,61 +17,71 @@ def fitted(fixed_s: float, per_sample_s: float = 0.0001) -> BatchFit:
     return fit
 
 
-def gaps_of(*gaps: float, times: int = 40) -> ArrivalGaps:
-    arrivals, now = ArrivalGaps(LONGEST), 100.0
-    arrivals.add(now)
+def gap_of(*gaps: float, times: int = 40) -> Gap:
+    gap = Gap()
     for _ in range(times):
-        for gap in gaps:
-            now += gap
-            arrivals.add(now)
-    return arrivals
+        for seconds in gaps:
+            gap.add(seconds, LONGEST)
+    return gap
 
 
 def test_without_evidence_the_full_window_holds() -> None:
-    assert worthwhile_wait(1, LONGEST, BatchFit(), gaps_of(0.0002)) == LONGEST
-    assert worthwhile_wait(1, LONGEST, fitted(0.002), ArrivalGaps(LONGEST)) == LONGEST
+    assert worthwhile_wait(1, LONGEST, BatchFit(), gap_of(0.0002)) == LONGEST
+    assert worthwhile_wait(1, LONGEST, fitted(0.002), Gap()) == LONGEST
 
 
 def test_dense_arrivals_and_a_dear_batch_are_worth_the_window() -> None:
-    assert worthwhile_wait(2, LONGEST, fitted(0.005), gaps_of(0.0001)) == LONGEST
+    assert worthwhile_wait(2, LONGEST, fitted(0.005), gap_of(0.0001)) == LONGEST
 
 
 def test_a_lone_client_never_waits() -> None:
     batch_s = 0.02
-    assert worthwhile_wait(1, LONGEST, fitted(batch_s, 0.0), gaps_of(batch_s + 0.0003)) == 0.0
+    assert worthwhile_wait(1, LONGEST, fitted(batch_s, 0.0), gap_of(batch_s + 0.0003)) == 0.0
 
 
 def test_a_lone_client_of_a_fast_model_never_waits() -> None:
     # Its requests come within the window of each other, yet never while one waits: a batch costs less than a round trip.
-    assert worthwhile_wait(1, LONGEST, fitted(0.0003, 0.0), gaps_of(0.0005)) == 0.0
+    assert worthwhile_wait(1, LONGEST, fitted(0.0003, 0.0), gap_of(0.0005)) == 0.0
 
 
 def test_a_cheap_batch_is_not_waited_for() -> None:
-    assert worthwhile_wait(3, LONGEST, fitted(0.00002), gaps_of(0.0001)) == 0.0
+    assert worthwhile_wait(3, LONGEST, fitted(0.00002), gap_of(0.0001)) == 0.0
 
 
 def test_the_more_wait_the_less_it_pays() -> None:
-    fit, gaps = fitted(0.002), gaps_of(0.0005)
+    fit, gap = fitted(0.002), gap_of(0.0005)
 
-    assert worthwhile_wait(1, LONGEST, fit, gaps) > 0.0
-    assert worthwhile_wait(7, LONGEST, fit, gaps) == 0.0
+    assert worthwhile_wait(1, LONGEST, fit, gap) > 0.0
+    assert worthwhile_wait(7, LONGEST, fit, gap) == 0.0
 
 
 def test_the_wait_never_costs_more_than_it_can_save() -> None:
-    fit, gaps = fitted(0.0009), gaps_of(0.0001)
-
-    assert worthwhile_wait(3, LONGEST, fit, gaps) == pytest.approx(0.0009 / 3)
+    assert worthwhile_wait(3, LONGEST, fitted(0.0009), gap_of(0.0001)) == pytest.approx(0.0009 / 3)
 
 
-def test_clients_that_ask_together_are_waited_for_although_the_mean_gap_is_long() -> None:
-    burst = gaps_of(0.00005, 0.00005, 0.00005, 0.02)
+def test_arrivals_that_seldom_come_in_time_are_waited_for_only_when_a_batch_is_dear() -> None:
+    seldom = gap_of(0.0001, 1.0, 1.0, 1.0)
 
-    assert worthwhile_wait(1, LONGEST, fitted(0.02), burst) == LONGEST
+    assert worthwhile_wait(1, LONGEST, fitted(0.02), seldom) == LONGEST
+    assert worthwhile_wait(1, LONGEST, fitted(0.002), seldom) == 0.0
 
 
 def test_one_quiet_night_does_not_spoil_the_estimate() -> None:
-    gaps = gaps_of(0.0001)
-    before = gaps.gap_s
-    gaps.add(1e6)
+    gap = gap_of(0.0001)
+    before = gap.mean_s
+    gap.add(1e6, LONGEST)
 
-    assert gaps.gap_s < before + LONGEST / 4
+    assert gap.mean_s < before + LONGEST / 4
+
+
+def test_gaps_are_kept_apart_by_who_waited() -> None:
+    gaps, now = ArrivalGaps(LONGEST, 8), 100.0
+    for _ in range(20):  # two clients, answered and asking again together
+        gaps.add(now, 1)
+        gaps.add(now + 0.0001, 2)
+        now += 0.02
+
+    assert gaps.after(1).share == 1.0
+    assert gaps.after(2).share == 0.0
+    assert not gaps.after(3).known
+    assert gaps.after(8) is gaps.after(1000)

@@ -14,7 +14,7 @@ from gpupool.samples import unpack_body
 from gpupool.spec import BatchingSpec, ModelSpec
 from gpupool.worker.batcher import Batch, CloseReason, Item, Share
 from gpupool.worker.faults import Failure, StickyFault
-from gpupool.worker.intake import SLICE_S, Intake
+from gpupool.worker.intake import MAX_WAITING, SLICE_S, Intake
 from gpupool.worker.models import Model
 from gpupool.worker.replies import Done, Replies
 
@@ -39,7 +39,7 @@ def work(ticket: int, value: Any, *, many: bool = False, timeout_s: float = 10.0
 
 
 def admit(intake: Intake, *works: Work) -> tuple[list[Item], list[Result]]:
-    intake.put(works, 1, T)
+    assert intake.put(works, 1, T, queued=0) == []
     return intake.advance()
 
 
@@ -131,6 +131,15 @@ def test_an_unknown_model_number_is_our_fault() -> None:
     _, results = admit(Intake([model()], Clock()), work(1, 1, number=3))
 
     assert results[0].code == "internal"
+
+
+def test_more_than_a_worker_may_hold_is_refused() -> None:
+    intake = Intake([model()], Clock())
+
+    refused = intake.put([work(1, 1), work(2, 2)], 1, T, queued=MAX_WAITING - 1)
+
+    assert [(r.ticket, r.code, r.started) for r in refused] == [(2, "overloaded", False)]
+    assert [i.ticket for i in intake.advance()[0]] == [1]
 
 
 def test_a_large_request_is_prepared_in_slices() -> None:

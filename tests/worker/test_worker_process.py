@@ -85,6 +85,11 @@ class Weird:
         }
         return [made[k]() for k in batch]
 
+class Hangs:
+    def preprocess(self, sample):
+        threading.Event().wait()
+    def forward(self, batch): ...
+
 class BadLoad:
     def load(self, context):
         raise OSError("weights are missing")
@@ -131,12 +136,14 @@ class Stage:
         router.bind(self.endpoint)
         return router
 
-    def spec(self, handler: str, options: dict[str, Any] | None = None, **batching: Any) -> WorkerSpec:
+    def spec(
+        self, handler: str, options: dict[str, Any] | None = None, *, batch_timeout_s: float = 60.0, **batching: Any
+    ) -> WorkerSpec:
         policy = BatchingSpec(**{"window_ms": 50.0, "adaptive": False, **batching})
         model = ModelSpec("m", handler=f"wp_models:{handler}", options=options or {}, batching=policy)
         return WorkerSpec(
             pool="p", slot=1, incarnation=7, token="token", router_endpoint=self.endpoint, device="cpu", device_id="cpu:1",
-            models=(model,), heartbeat_interval_s=0.05, search_path=(str(self.folder),), log=LogSpec(level="info"),
+            models=(model,), heartbeat_interval_s=0.05, batch_timeout_s=batch_timeout_s, search_path=(str(self.folder),), log=LogSpec(level="info"),
         )  # fmt: skip
 
     def start(self, handler: str = "Echo", options: dict[str, Any] | None = None, **batching: Any) -> None:
@@ -459,6 +466,15 @@ def test_helpers_and_forked_children_of_a_model_do_not_touch_the_worker(stage: S
     assert value(stage.ask({"do": "helper"})[0]) == 3
     assert value(stage.ask({"do": "fork"})[0]) == -signal.SIGTERM
     assert value(stage.ask(1)[0]) == 1
+
+
+def test_a_preprocess_that_never_ends_costs_the_process(stage: Stage) -> None:
+    stage.join("Hangs", batch_timeout_s=0.3)
+    stage.send(1)
+
+    assert stage.wait() == Exit.REPLACE_ME
+    assert "link_stuck" in stage.errors()
+    assert "in preprocess" in stage.errors()  # the dump names the place
 
 
 def test_a_stop_is_obeyed_while_a_model_loads(stage: Stage) -> None:
