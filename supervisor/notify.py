@@ -20,7 +20,7 @@ _EXTEND_S: Final = 30.0
 _EXTEND_EVERY_S: Final = 10.0
 #: A reload reads one file and hashes models. The command that asked gives up after this time; so do we.
 _RELOAD_S: Final = 120.0
-#: Messages that wait for room in the manager's socket. More would only repeat older states.
+#: Messages that wait for room in the manager's socket. More there cannot sensibly be: only the newest status waits.
 _MAX_OWED: Final = 16
 _USEC: Final = 1_000_000
 
@@ -58,6 +58,8 @@ class Notifier:
         """Send STATUS when it has changed."""
         if self._status != text:
             self._status = text
+            if older := next((message for message in self._owed if "STATUS" in message), None):
+                self._owed.remove(older)
             self._owe(STATUS=text)
 
     def ready(self) -> None:

@@ -187,11 +187,12 @@ def test_what_the_manager_had_no_room_for_arrives_later_in_order(manager: Manage
             other.sendto(b"filler", manager.address)
 
     notifier.ready()
-    notifier.status("serving")
+    for n in range(30):
+        notifier.status(f"serving {n}")
     assert set(manager.heard()) == {"filler"}
 
     notifier.tick(0.0, loading=False)
-    assert manager.heard() == ["READY=1", "STATUS=serving"]
+    assert manager.heard() == ["READY=1", "STATUS=serving 29"]
 
 
 def test_a_manager_that_has_gone_harms_nobody(manager: Manager) -> None:
