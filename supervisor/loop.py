@@ -21,7 +21,7 @@ from . import commands as cmd
 from . import events as ev
 from .control import ControlServer
 from .notify import Notifier
-from .pool import Pool
+from .pool import Pool, PoolState
 from .probes import ProbeServer
 from .process import Child, raise_oom_score, thread_environment
 from .specs import allocator_environment, policy_from, router_spec_from, worker_spec_from
@@ -39,6 +39,8 @@ _BOOKS_TIMEOUT_S: Final = 0.3
 #: Workers hold the models and grow: the kernel's OOM killer shall take one of them, not the router, and never us first.
 _OOM_SCORE: Final = {"worker": 500, "router": 300}
 _PPM: Final = 1_000_000
+#: What a stop may take beyond its drain and the workers' own time to end: kills, and the router's last answers.
+_KILLS_S: Final = 30.0
 
 
 class Supervisor:
@@ -66,7 +68,7 @@ class Supervisor:
         self._events: deque[ev.Event] = deque()
         self._handling = False
         self._started_at, self._started_mono = time.time(), time.monotonic()
-        self._notifier = Notifier()
+        self.notifier = Notifier()
         self._announced = False
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[int] = self._loop.create_future()
@@ -90,12 +92,13 @@ class Supervisor:
             "pool_starting", pool=self.config.pool.name, devices=[d.id for d in self.devices], config=str(self.config.source)
         )
         self.feed(ev.Started())
-        self._tick_due = time.monotonic() + self.config.supervision.heartbeat_interval_s
-        self._loop.call_at(self._loop.time() + self.config.supervision.heartbeat_interval_s, self._tick)
+        self._tick_due = time.monotonic() + self._tick_s
+        self._loop.call_later(self._tick_s, self._tick)
         code = await self._done
         self._control.close()
         if self._probes:
             self._probes.close()
+        self.notifier.close()
         self.log.event.info("pool_stopped", exit_code=code)
         return code
 
@@ -154,10 +157,16 @@ class Supervisor:
         now = time.monotonic()
         late_s = now - self._tick_due
         # From now on, not from when it was due: after a pause there is one tick, not a burst of them.
-        self._tick_due = now + self.config.supervision.heartbeat_interval_s
+        self._tick_due = now + self._tick_s
         if not self._done.done():
-            self._loop.call_later(self.config.supervision.heartbeat_interval_s, self._tick)
+            self._loop.call_later(self._tick_s, self._tick)
         self.feed(ev.Tick(self.records(), late_s))
+        # Last, so that only a tick that went all the way counts as a sign of life.
+        self.notifier.tick(now, loading=not self._announced and self.pool.state == PoolState.STARTING)
+
+    @property
+    def _tick_s(self) -> float:
+        return min(self.config.supervision.heartbeat_interval_s, self.notifier.tick_within_s)
 
     # Processes.
 
@@ -346,13 +355,14 @@ class Supervisor:
     def _tell_systemd(self) -> None:
         if self.pool.ready and not self._announced:
             self._announced = True
-            self._notifier.send(READY=1)
+            self.notifier.ready()
             self.log.event.info("pool_ready", after_s=round(time.monotonic() - self._started_mono, 3))
-        self._notifier.status(summary(self.pool, int(self._books.get("pending", 0))))
+        self.notifier.status(summary(self.pool, int(self._books.get("pending", 0))))
 
     def _on_stop_signal(self, name: str) -> None:
         self.log.event.info("stop_asked", signal=name)
-        self._notifier.send(STOPPING=1)
+        policy = self.pool.policy
+        self.notifier.stopping(time.monotonic(), within_s=policy.drain_timeout_s + policy.stop_timeout_s + _KILLS_S)
         self.feed(ev.StopAsked())
 
     def _on_reload_signal(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -63,29 +64,37 @@ class Verbs:
         Raises:
             Refused: the file is bad. Nothing has changed then.
         """
+        s = self._supervisor
+        async with self._reload_lock:
+            s.notifier.reloading(time.monotonic())
+            try:
+                return await self._reload_now()
+            finally:
+                s.notifier.reloaded()  # also when refused: the pool serves on
+
+    async def _reload_now(self) -> dict[str, Any]:
         from gpupool.config import ConfigErrors, load_config, model_specs
 
         s = self._supervisor
-        async with self._reload_lock:
-            try:
-                # In a thread: hashing a model's files takes longer than the loop may stand still.
-                config = await asyncio.to_thread(load_config, s.config.source)
-                models = await asyncio.to_thread(model_specs, config)
-            except ConfigErrors as e:
-                s.last_reload_error = "; ".join(str(error) for error in e.errors)
-                s.log.event.error("reload_refused", errors=[str(error) for error in e.errors])
-                raise Refused("bad_config", s.last_reload_error) from None
-            changes = difference(s.config, config)
-            s.apply(config, models)
-            s.log.event.info(
-                "reloaded",
-                config_generation=s.generation,
-                applied=list(changes.applied),
-                needs_restart=list(changes.needs_restart),
-            )
-            return {
-                "config_generation": s.generation, "applied": list(changes.applied), "needs_restart": list(changes.needs_restart),
-            }  # fmt: skip
+        try:
+            # In a thread: hashing a model's files takes longer than the loop may stand still.
+            config = await asyncio.to_thread(load_config, s.config.source)
+            models = await asyncio.to_thread(model_specs, config)
+        except ConfigErrors as e:
+            s.last_reload_error = "; ".join(str(error) for error in e.errors)
+            s.log.event.error("reload_refused", errors=[str(error) for error in e.errors])
+            raise Refused("bad_config", s.last_reload_error) from None
+        changes = difference(s.config, config)
+        s.apply(config, models)
+        s.log.event.info(
+            "reloaded",
+            config_generation=s.generation,
+            applied=list(changes.applied),
+            needs_restart=list(changes.needs_restart),
+        )
+        return {
+            "config_generation": s.generation, "applied": list(changes.applied), "needs_restart": list(changes.needs_restart),
+        }  # fmt: skip
 
     def _slots(self, verb: str, args: dict[str, Any], peer: Peer) -> list[int]:
         """Resolve worker names to slots; refuse unknown ones and those the verb cannot be done on.
