@@ -94,11 +94,11 @@ class Core:
             text = "no worker is ready"
             raise Refused(text, ErrorCode.NO_WORKERS, request.id, retry_after_ms=NO_WORKERS_RETRY_MS)
         backlog = ledger.backlog
-        if backlog:
+        if backlog or ledger.suspects:
             if ledger.full_for(request.size):
                 self._make_room(request, now)
             # The cheap comparison first: the prediction itself is for backlogs that may be too long.
-            if backlog.rows > workers.rows_per_s * (request.deadline - now) > 0.0:
+            if backlog.rows > workers.forecast.rows_per_s * (request.deadline - now) > 0.0:
                 self._foresee(request, now)
         ledger.accept(request)
 
@@ -106,12 +106,12 @@ class Core:
         """Send off what came in the same drain; refuse the request if that does not help."""
         self.workers.dispatch(now)
         if full := self.ledger.full_for(request.size):
-            wait_s = self.workers.predicted_wait_s(request.priority)
+            wait_s = self.workers.wait_s(request.priority)
             raise Refused(full, ErrorCode.OVERLOADED, request.id, retry_after_ms=_retry_ms(wait_s))
 
     def _foresee(self, request: Request, now: float) -> None:
         """Refuse a request whose deadline cannot be met."""
-        wait_s = self.workers.predicted_wait_s(request.priority)
+        wait_s = self.workers.wait_s(request.priority)
         if wait_s > CLEARLY * (request.deadline - now):
             text = f"the deadline cannot be met: about {wait_s:.1f} s of work are waiting"
             raise Refused(text, ErrorCode.OVERLOADED, request.id, retry_after_ms=_retry_ms(wait_s))
@@ -189,8 +189,7 @@ class Core:
         """
         policy = Policy(values.get("policy", self.workers.balance.policy))
         self.workers.balance.policy = policy
-        self.ledger.max_pending = values.get("max_pending", self.ledger.max_pending)
-        self.ledger.max_pending_bytes = values.get("max_pending_bytes", self.ledger.max_pending_bytes)
+        self.ledger.set_bounds(max_pending=values.get("max_pending"), max_pending_bytes=values.get("max_pending_bytes"))
         if timeout_ms := values.get("default_timeout_ms"):
             self._intake.default_timeout_s = timeout_ms / 1e3
         if batching := values.get("batching"):

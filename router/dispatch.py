@@ -15,6 +15,7 @@ from gpupool.spec import RouterSpec
 
 from .balance import Balance, Policy, Reading, apply_readings
 from .commands import Event, SendTickets, SendWork, Tell
+from .forecast import Forecast
 from .ledger import Death, Ledger
 from .replies import RETRYABLE
 from .requests import Request, State
@@ -23,8 +24,6 @@ from .workers import Fleet, Worker
 #: Infrastructure errors in a row after which a worker is reported for replacement.
 MAX_FAILURES: Final = 5
 NO_WORKERS_RETRY_MS: Final = 1000
-#: Weight of a new batch in the smoothed batch duration.
-_SMOOTHING: Final = 0.2
 #: A router's tickets start at its epoch times this, so that none is ever used by two routers of a pool.
 _TICKETS_PER_EPOCH: Final = 1 << 40
 _MAX_EPOCHS: Final = 1 << 23
@@ -43,7 +42,7 @@ class Dispatch:
         self.joined_ever = spec.epoch > 1
         self._ready, self._coming = 0, int(self.joined_ever)
         self._no_room = False  # the last round left requests waiting, and nothing has changed since
-        self.rows_per_s = 0.0  # what the present workers do at the most, 0 until known of all
+        self.forecast = Forecast()
 
     # Events of workers
 
@@ -180,14 +179,12 @@ class Dispatch:
     def expect(self, ready: int, coming: int, admission: float = 1.0) -> None:
         """How many workers are ready by now, how many may yet become so, and what share of the backlog's bounds is in force."""
         self._ready, self._coming = ready, coming
-        self._ledger.admission = admission
+        self._ledger.set_bounds(admission=admission)
 
     def observe(self, readings: Sequence[Reading]) -> None:
         """Take over what the board says; worth doing every few milliseconds under load."""
         apply_readings(self.fleet, readings)
-        usable = self.fleet.usable
-        known = all(w.batch_s for w in usable)
-        self.rows_per_s = sum(w.batch_limit / w.batch_s for w in usable) if known else 0.0
+        self.forecast.update(self.fleet.usable)
         self._no_room = False
 
     # Questions
@@ -197,15 +194,9 @@ class Dispatch:
         """Whether nobody is there to run anything, and waiting would be in vain."""
         return not self.fleet.registered and not self._ready and (not self.joined_ever or not self._coming)
 
-    def predicted_wait_s(self, priority: int) -> float:
-        """How long a newcomer would wait at the least, from the batches that the present workers have run; 0 when unknown.
-
-        It supposes full batches that last as long as those of late, so it errs to the low side while batches are small.
-        """
-        if not self.rows_per_s:
-            return 0.0
-        rows = self._ledger.backlog.rows_ahead(priority) + sum(w.rows for w in self.fleet.usable)
-        return rows / self.rows_per_s
+    def wait_s(self, priority: int) -> float:
+        """How long a newcomer of this priority would wait at the least; 0 when unknown."""
+        return self.forecast.wait_s(self._ledger.backlog, self.fleet.usable, priority)
 
     # Sending
 
@@ -302,9 +293,7 @@ class Dispatch:
         if not worker.proven:
             worker.proven = True
             self.fleet.set_limit(worker, worker.batch_limit)
-        if result.started and result.batch_size > 0 and result.forward_s > 0.0:
-            last = worker.batch_s or result.forward_s
-            worker.batch_s = last + _SMOOTHING * (result.forward_s - last)
+        self.forecast.learn(worker, result)
 
     def _tell(self, kind: str, **fields: object) -> None:
         self._ledger.commands.append(Tell({"t": kind, **fields}))

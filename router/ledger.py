@@ -47,7 +47,8 @@ class Ledger:
         self._max_attempts = spec.max_attempts
         self.max_pending = spec.max_pending
         self.max_pending_bytes = spec.max_pending_bytes
-        self.admission = 1.0  # share of these bounds in force: with fewer workers the same backlog would wait longer
+        self._admission = 1.0  # share of these bounds in force: with fewer workers the same backlog would wait longer
+        self.set_bounds()
         self.commands: list[Command] = []
         self.open: dict[tuple[bytes, RequestId], Request] = {}
         self.accounts = Accounts()
@@ -62,19 +63,23 @@ class Ledger:
         """Requests that wait in the router."""
         return len(self.backlog) + len(self.suspects)
 
-    @property
-    def limits(self) -> tuple[int, int]:
-        """Requests and bytes that may wait now."""
-        return max(1, int(self.max_pending * self.admission)), int(self.max_pending_bytes * self.admission)
+    def set_bounds(
+        self, *, max_pending: int | None = None, max_pending_bytes: int | None = None, admission: float | None = None
+    ) -> None:
+        """Change the bounds of what may wait, or the share of them in force; what is not given stays."""
+        self.max_pending = self.max_pending if max_pending is None else max_pending
+        self.max_pending_bytes = self.max_pending_bytes if max_pending_bytes is None else max_pending_bytes
+        self._admission = self._admission if admission is None else admission
+        self._limit = max(1, int(self.max_pending * self._admission))
+        self._bytes_limit = int(self.max_pending_bytes * self._admission)
 
     def full_for(self, size: int) -> str | None:
         """Say which bound a newcomer of this size would break. An empty backlog takes any message that is allowed at all."""
         backlog = self.backlog
-        limit, bytes_limit = self.limits
-        if len(backlog) + len(self.suspects) >= limit:
-            return f"{limit} requests are waiting, which is the limit"
-        if backlog.size_bytes + size > bytes_limit and backlog:
-            return f"{backlog.size_bytes} bytes are waiting, the limit is {bytes_limit}"
+        if len(backlog) + len(self.suspects) >= self._limit:
+            return f"{self._limit} requests are waiting, which is the limit"
+        if backlog.size_bytes + size > self._bytes_limit and backlog:
+            return f"{backlog.size_bytes} bytes are waiting, the limit is {self._bytes_limit}"
         return None
 
     def accept(self, request: Request) -> None:

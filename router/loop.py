@@ -87,9 +87,9 @@ class Router:
         for sock in (self._clients, self._workers):
             loop.add_reader(sock.get(zmq.FD), self._turn)
         loop.add_reader(self._channel.fileno(), self._on_channel)
+        self._beat()
         self._tell({"t": "up", "bind": self._bound})
         self._log.event.info("router_up", bind=self._bound, epoch=self._spec.epoch)
-        self._beat()
         self._turn()
         loop.run_forever()
         self._close()

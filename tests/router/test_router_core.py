@@ -305,7 +305,7 @@ def test_overload_is_refused_with_a_time_to_come_again() -> None:
     world = RouterWorld(max_pending=3)
     peer = world.join(batch_limit=1)
     for i in range(5):
-        world.ask(i := f"r{i}")
+        world.ask(f"r{i}")
 
     world.ask("over")
 
@@ -316,6 +316,22 @@ def test_overload_is_refused_with_a_time_to_come_again() -> None:
     world.answer(peer, world.tickets(peer)[:1])
     world.ask("later")
     assert world.codes("later") == []
+
+
+def test_bounds_shrink_with_the_pool() -> None:
+    world = RouterWorld(max_pending=10)
+    world.join(batch_limit=1)
+    for i in range(7):
+        world.ask(f"r{i}")
+
+    world.core.workers.expect(1, 0, 0.5)
+    world.ask("over")
+    assert world.codes("over") == ["overloaded"]
+    assert "5 requests" in world.header("over")["message"]
+    world.core.workers.expect(1, 0, 1.0)
+    world.ask("fits")
+
+    assert world.codes("fits") == []
 
 
 def test_burst_that_fits_into_workers_is_not_overload() -> None:

@@ -76,16 +76,16 @@ def test_every_request_comes_out_once_in_time_unless_removed(entries: list[tuple
     requests = [request(deadline) for deadline, _ in entries]
     for r in requests:
         wheel.add(r)
-    kept = set(requests)
+    kept: set[Request] = set(requests)
     for r, (_, removed) in zip(requests, entries, strict=True):
         if removed:
             wheel.remove(r)
             kept.discard(r)
 
     for now in [*sorted(times), 10.0]:
-        for r in wheel.expired(now):
-            assert r.deadline <= now
-            kept.remove(r)
+        for due in wheel.expired(now):
+            assert due.deadline <= now
+            kept.remove(due)
         assert all(r.deadline > now - BUCKET_S - 1e-9 for r in kept)
 
     assert not kept

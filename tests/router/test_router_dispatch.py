@@ -498,6 +498,20 @@ def test_held_worker_gets_nothing_and_is_idle_when_done() -> None:
     assert world.told_kinds().count("idle") == 1
 
 
+def test_late_worker_gets_work_again_when_it_is_back_on_time() -> None:
+    world = RouterWorld()
+    late, prompt = world.join(0), world.join(1)
+
+    world.core.workers.avoid(0, on=True)
+    world.ask("a")
+    world.ask("b")
+    assert world.ids(prompt) == ["a", "b"]
+    world.core.workers.avoid(0, on=False)
+    world.ask("c")
+
+    assert world.ids(late) == ["c"]
+
+
 def test_hold_on_an_idle_or_absent_slot_is_idle_at_once() -> None:
     world = RouterWorld()
     world.join(0)

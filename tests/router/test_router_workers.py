@@ -79,6 +79,24 @@ def test_held_workers_are_usable_when_all_are_held() -> None:
     assert len(fleet.usable) == 2
 
 
+def test_late_worker_is_used_when_there_is_no_other() -> None:
+    fleet = Fleet(100)
+    late, prompt = worker(0), worker(1)
+    fleet.add(late)
+    fleet.add(prompt)
+
+    fleet.avoided.add(0)
+    fleet.changed()
+    assert fleet.usable == [prompt]
+    fleet.held.add(1)
+    fleet.changed()
+
+    assert fleet.usable == [late]
+    fleet.lose(0, 1)
+    fleet.add(worker(0, 2))
+    assert not fleet.avoided  # a new process is not late
+
+
 def test_nobody_is_not_all_held() -> None:
     fleet = Fleet(100)
     fleet.held.add(0)
