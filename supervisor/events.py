@@ -11,7 +11,9 @@ from gpupool.board import SlotRecord
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The supervisor begins."""
+    """The supervisor begins. `held`: slots that an operator had drained before a restart of the supervisor."""
+
+    held: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,48 @@ class RestartAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseAsked:
+    """An operator wants these slots' devices for other things: finish, end the process, start none."""
+
+    slots: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CardJudged:
+    """A slot's card must not be used: it is gone (`lost`) or needs something first."""
+
+    slot: int
+    lost: bool
+    reason: str
+    needs: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CardReadmitted:
+    """A judged card may be used again."""
+
+    slot: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCondemned:
+    """A slot's process is spoilt, its card is not: replace the process."""
+
+    slot: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CardThrottled:
+    """A slot's card can bear this share of its batch (1: all of it)."""
+
+    slot: int
+    factor: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopAsked:
     """Drain and stop the pool; asked again: stop waiting."""
 
@@ -175,6 +219,11 @@ Event = (
     | DrainAsked
     | ResumeAsked
     | RestartAsked
+    | ReleaseAsked
+    | CardJudged
+    | CardReadmitted
+    | WorkerCondemned
+    | CardThrottled
     | StopAsked
     | PolicyChanged
 )

@@ -139,10 +139,10 @@ class Supervisor:
                         "router_told", message=message["t"], worker=message.get("slot"), reason=reason, sent=sent
                     )
             case cmd.SetLimits(batch, window, reason):
-                for slot in range(self._board.slots):
-                    self._board.set_slot(slot, SlotWord.SET_BATCH_PPM, round(batch * _PPM))
+                for slot, factor in enumerate(batch):
+                    self._board.set_slot(slot, SlotWord.SET_BATCH_PPM, round(factor * _PPM))
                     self._board.set_slot(slot, SlotWord.SET_WINDOW_PPM, round(window * _PPM))
-                self.log.event.warning("limits_set", batch_factor=batch, window_factor=window, reason=reason)
+                self.log.event.warning("limits_set", batch_factors=batch, window_factor=window, reason=reason)
             case cmd.Report(event, slot, level, fields):
                 getattr(self.log.event, level)(event, **({} if slot is None else {"worker": slot}), **dict(fields))
             case cmd.Quit(code, reason):

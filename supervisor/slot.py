@@ -20,8 +20,9 @@ class Purpose(StrEnum):
 
     NONE = "none"  # nobody asked: a crash
     RESTART = "restart"  # an operator wants a new one at once
-    REST = "rest"  # none wanted afterwards
+    REST = "rest"  # none wanted afterwards: the pool stops, or an operator has the device
     REPLACE = "replace"  # it is stuck or sick: counts like a crash
+    CARD = "card"  # its card was judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,9 @@ class Slot:
     history: RestartHistory = field(default_factory=RestartHistory.empty)
     info: dict[str, Any] = field(default_factory=dict)
     batches: int = 0
+    sentence: Change | None = None  # QUARANTINE or LOSE, while its card is judged
+    needs: str = ""  # what the card needs before it is used again
+    card_factor: float = 1.0  # share of the batch that the card can bear, below 1 while it throttles
 
     def change(self, change: Change, now: float) -> None:
         """Move to the state that the table names."""
@@ -102,7 +106,8 @@ class Slot:
             return True
         if self.purpose == Purpose.RESTART:
             return True
-        return not self.crashed and self.state in (State.STARTING, State.LOADING)
+        waiting = self.state == State.BACKING_OFF and not self.reason
+        return not self.crashed and (waiting or self.state in (State.STARTING, State.LOADING))
 
     def stable(self, now: float, stable_after_s: float) -> bool:
         """Whether its process served long enough, with real batches, to count as sound."""

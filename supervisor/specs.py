@@ -9,7 +9,7 @@ from gpupool.spec import LogSpec, MemorySpec, ModelSpec, RouterSpec, WorkerSpec
 
 from .capacity import DegradeRule
 from .liveness import LivenessPolicy
-from .pool import Policy
+from .policy import Policy
 from .restart import RestartPolicy
 
 if TYPE_CHECKING:

@@ -204,7 +204,8 @@ def test_delimiter_is_told_from_the_header() -> None:
     assert wire.split_delimiter([b"", b"h", b"b"]) == (True, [b"h", b"b"])
     assert wire.split_delimiter([b"h", b""]) == (False, [b"h", b""])
     assert wire.split_delimiter([]) == (False, [])
-    assert wire.split_delimiter([b""]) == (True, [])
+    assert wire.split_delimiter([b""]) == (False, [b""])
+    assert wire.split_delimiter([b"", b""]) == (False, [b"", b""])
 
 
 def test_reply_keeps_its_fields_and_leaves_out_what_is_none() -> None:

@@ -244,7 +244,7 @@ def test_deadlines_are_kept_while_nothing_else_happens(start_router: Start) -> N
 
     began = time.monotonic()
     headers = [reply(client)[0] for _ in range(5)]
-    assert 0.2 < time.monotonic() - began < 1.0
+    assert 0.2 < time.monotonic() - began < 5.0
     assert {h["code"] for h in headers} == {"deadline_exceeded"}
     started = {w.ticket for w in worker.work()}
     while len(worker.cancelled) < len(started):
@@ -260,6 +260,7 @@ def test_hold_and_drain_are_reported(start_router: Start) -> None:
 
     router.tell("hold", slot=0)
     router.tell("drain")
+    assert router.stats()["state"] == "draining"  # the two lines are read independently: only now is the client's behind
     ask(client, id="b")
     assert reply(client)[0]["code"] == "draining"
     worker.echo(work)

@@ -58,7 +58,7 @@ def test_an_exit_with_code_zero_is_as_unexpected_as_any() -> None:
 def test_limits_shrink_in_the_call_that_learns_of_a_death() -> None:
     world = World(slots=4).start()
     commands = world.kill(0)
-    assert cmd.SetLimits(0.75, 0.5, "3 of 4 workers are healthy") in commands
+    assert cmd.SetLimits((0.75,) * 4, 0.5, "3 of 4 workers are healthy") in commands
     world.run(20.0)
     assert world.pool.factors.batch == 1.0
 

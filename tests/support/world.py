@@ -15,7 +15,8 @@ from gpupool.supervisor import commands as cmd
 from gpupool.supervisor import events as ev
 from gpupool.supervisor.capacity import DegradeRule
 from gpupool.supervisor.liveness import LivenessPolicy
-from gpupool.supervisor.pool import Policy, Pool
+from gpupool.supervisor.policy import Policy
+from gpupool.supervisor.pool import Pool
 from gpupool.supervisor.restart import RestartPolicy
 
 TICK_S = 0.2
