@@ -30,6 +30,7 @@ class Device:
     id: str  # "cpu:0", or the UUID
     name: str
     health: str = "ok"
+    bus: str = ""  # of a GPU: its PCI address as in /sys/bus/pci/devices
 
     @property
     def torch_name(self) -> str:
@@ -49,6 +50,7 @@ class Gpu:
     uuid: str
     name: str
     mig: tuple[str, ...] = ()
+    bus: str = ""
 
 
 def choose(configured: str | Sequence[int | str], environment: Mapping[str, str]) -> list[Device]:
@@ -62,7 +64,7 @@ def choose(configured: str | Sequence[int | str], environment: Mapping[str, str]
     gpus, problem = inventory()
     visible = visible_gpus(gpus, environment.get("CUDA_VISIBLE_DEVICES"))
     if configured == "auto":
-        found = [Device("gpu", uuid, g.name) for g in visible for uuid in (g.mig or (g.uuid,))]
+        found = [Device("gpu", uuid, g.name, bus=g.bus) for g in visible for uuid in (g.mig or (g.uuid,))]
         return found or cpu_devices(1)
     if not gpus:
         raise DeviceError(f"pool.devices: GPUs are asked for, but none can be seen: {problem or 'NVML counts none'}")
@@ -81,14 +83,15 @@ def resolve(name: int | str, gpus: Sequence[Gpu]) -> Device:
         DeviceError: not there, or not unique.
     """
     if isinstance(name, int) or name.isdigit():
-        found = [(g.uuid, g.name) for g in gpus if g.index == int(name)]
+        found = [(g.uuid, g) for g in gpus if g.index == int(name)]
     else:
-        names = [(uuid, g.name) for g in gpus for uuid in (g.uuid, *g.mig)]
+        names = [(uuid, g) for g in gpus for uuid in (g.uuid, *g.mig)]
         found = [n for n in names if n[0] == name] or [n for n in names if n[0].startswith(name)]
     if len(found) != 1:
         known = ", ".join(f"{g.index} = {g.uuid}" for g in gpus) or "none"
         raise DeviceError(f"pool.devices: {name!r} is {'not unique' if found else 'unknown'}; visible GPUs: {known}")
-    return Device("gpu", *found[0])
+    uuid, gpu = found[0]
+    return Device("gpu", uuid, gpu.name, bus=gpu.bus)
 
 
 def visible_gpus(gpus: Sequence[Gpu], variable: str | None) -> list[Gpu]:
@@ -103,7 +106,7 @@ def visible_gpus(gpus: Sequence[Gpu], variable: str | None) -> list[Gpu]:
     for token in _once([t.strip() for t in variable.split(",") if t.strip()], "CUDA_VISIBLE_DEVICES"):
         device = resolve(token, gpus)
         gpu = next(g for g in gpus if device.id == g.uuid or device.id in g.mig)
-        wanted.append(gpu if device.id == gpu.uuid else Gpu(gpu.index, device.id, gpu.name))
+        wanted.append(gpu if device.id == gpu.uuid else Gpu(gpu.index, device.id, gpu.name, bus=gpu.bus))
     return wanted
 
 
@@ -117,7 +120,7 @@ def inventory() -> tuple[list[Gpu], str]:
         return [], f"NVML did not answer within {_INVENTORY_TIMEOUT_S:g} s"
     except (OSError, ValueError) as e:
         return [], f"the inventory failed: {e}"
-    return [Gpu(g["index"], g["uuid"], g["name"], tuple(g["mig"])) for g in answer["gpus"]], answer["problem"]
+    return [Gpu(g["index"], g["uuid"], g["name"], tuple(g["mig"]), g["bus"]) for g in answer["gpus"]], answer["problem"]
 
 
 def _once(names: list[int | str] | list[str], where: str = "pool.devices") -> list[Any]:

@@ -16,16 +16,22 @@ PROCESSES = ("supervisor", "router", "worker")
 SHELLS = {
     "supervisor": {
         "__init__",
+        "card_reader",
         "control",
         "devices",
         "instance",
         "inventory",
+        "kernel_log",
         "loop",
         "main",
         "notify",
+        "probe",
         "probes",
         "process",
+        "state_file",
+        "topology",
         "verbs",
+        "xid_watch",
     },
     "router": {"__init__", "__main__", "loop", "outbox"},
     "worker": None,  # listed when it is complete
