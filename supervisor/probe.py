@@ -83,7 +83,9 @@ class Probe:
         self._reader: CardReader | None = None
         self._watch: XidWatch | None = None
         self._no_nvml = ""
+        self._reopen_s: float = spec.get("reopen_s", _REOPEN_S)
         self._opened_at = float("-inf")
+        self._watch_error = ""
         self._answering: frozenset[str] = frozenset()
         self._asking: tuple[str | None, str, float] = (None, "", now)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -94,7 +96,7 @@ class Probe:
         """Read until told to stop."""
         due = time.monotonic()
         while True:
-            if self._reader is None and time.monotonic() >= self._opened_at + _REOPEN_S:
+            if self._reader is None and time.monotonic() >= self._opened_at + self._reopen_s:
                 self._open()
             cards = [self._read(uuid) for uuid in self._devices] if self._reader else []
             self._speaker.say({"t": "readings", "cards": [c.to_message() for c in cards]}, keep=False)
@@ -163,7 +165,7 @@ class Probe:
             self._answering = answering
             self._watch.renew()
         missing = any(c.error and not self._is_left_alone(c.uuid) for c in cards)
-        if missing and time.monotonic() >= self._opened_at + _REOPEN_S:
+        if missing and time.monotonic() >= self._opened_at + self._reopen_s:
             self._close()
             self._opened_at = float("-inf")
 
@@ -179,13 +181,16 @@ class Probe:
         self._tell_xid(uuid, xid, "nvml", "", None)
 
     def _on_watch_error(self, reason: str) -> None:
-        self._log.event.warning("xid_events_interrupted", reason=reason)
+        if reason != self._watch_error:  # it may come again every half minute for ever
+            self._watch_error = reason
+            self._log.event.warning("xid_events_interrupted", reason=reason)
 
     def _on_kernel(self, fault: KernelXid) -> None:
         if (reader := self._reader) and (card := reader.at_bus(fault.bus)):
             self._tell_xid(reader.named(card, fault.instance), fault.xid, "kernel", fault.text, fault.pid)
 
     def _tell_xid(self, uuid: str, xid: int, source: str, line: str, pid: int | None) -> None:
+        self._watch_error = ""
         self._log.event.warning("xid", device=uuid, xid=xid, source=source, line=line)
         self._speaker.say({"t": "xid", "uuid": uuid, "xid": xid, "source": source, "text": line[:_MAX_TEXT], "pid": pid})
         with suppress(BlockingIOError):

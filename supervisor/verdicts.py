@@ -64,7 +64,7 @@ class LeaveAlone:
 class Note:
     """Say it in the log."""
 
-    level: str  # "info", "warning", "error"
+    level: str  # "debug", "info", "warning", "error"
     text: str
     uuid: str | None = None
     xid: int | None = None

@@ -6,6 +6,7 @@ that is lost makes the wait for all of them fail at once, again and again. NVML 
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable
@@ -57,7 +58,7 @@ class XidWatch:
                 worked = self._watch()
             except self._nvml.NVMLError as e:
                 worked = False
-                self._on_error(f"{e}; waiting {pause:g} s")
+                self._on_error(str(e))
             self._poke.wait(pause)
             pause = _FIRST_PAUSE_S if worked else min(pause * 2, _LAST_PAUSE_S)
 
@@ -105,6 +106,4 @@ class XidWatch:
 
 def _address(handle: Any) -> Any:
     """The pointer that a handle is: two handles of one card are two Python objects."""
-    import ctypes
-
     return ctypes.cast(handle, ctypes.c_void_p).value

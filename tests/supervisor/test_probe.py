@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from gpupool.channel import MAX_MESSAGE_BYTES
+from gpupool.channel import MAX_MESSAGE_BYTES, Channel
 from gpupool.supervisor.health import CardHealth
+from gpupool.supervisor.probe import Speaker
 from gpupool.supervisor.reading import reading_from
 from gpupool.supervisor.verdicts import Lose, Quarantine
 from support.fake_cards import BUSES, UUIDS, FakeCards, ProbeProcess
@@ -37,6 +38,19 @@ def start(cards: FakeCards) -> Iterator[Start]:
     yield make
     for probe in probes:
         probe.close()
+
+
+def hear(probe: ProbeProcess, cards: FakeCards, uuid: str, xid: int) -> dict[str, Any]:
+    """Report an XID until the probe hears it: nobody can see from outside when it has begun to listen."""
+    seen = len(probe.messages)
+
+    def heard() -> dict[str, Any] | None:
+        cards.say(f"event {uuid} xid {xid}")
+        probe.card(UUIDS[1] if uuid.startswith("GPU") else uuid)
+        return next((m for m in probe.messages[seen:] if m["t"] == "xid" and m["xid"] == xid), None)
+
+    message: dict[str, Any] = probe.until(heard)
+    return message
 
 
 def test_each_card_is_read_by_its_uuid_whatever_the_order_of_enumeration(start: Start, cards: FakeCards) -> None:
@@ -98,12 +112,7 @@ def test_xids_arrive_in_order_and_bring_the_next_reading_forward(start: Start, c
     probe.card(UUIDS[0])
     sent = [(UUIDS[3], 63), (UUIDS[0], 13), (UUIDS[3], 94), (UUIDS[2], 48)]
 
-    def listening() -> bool:
-        cards.say(f"event {UUIDS[1]} xid 7")
-        probe.card(UUIDS[1])
-        return any(m["t"] == "xid" for m in probe.messages)
-
-    probe.until(listening)
+    hear(probe, cards, UUIDS[1], 7)
     for uuid, xid in sent:
         cards.say(f"event {uuid} xid {xid}")
         cards.say(f"event {uuid} sbe 1")
@@ -120,12 +129,7 @@ def test_an_xid_of_one_card_is_heard_while_another_is_lost(start: Start, cards: 
     cards.say(f"gpu {UUIDS[0]} state=lost")
     probe.card(UUIDS[0], lambda c: c["lost"])
 
-    def heard() -> bool:
-        cards.say(f"event {UUIDS[1]} xid 94")
-        probe.card(UUIDS[1])
-        return any(m["t"] == "xid" for m in probe.messages)
-
-    probe.until(heard)
+    assert hear(probe, cards, UUIDS[1], 94)["uuid"] == UUIDS[1]
 
 
 def test_what_a_card_lacks_is_null_and_a_name_that_is_no_text_is_shown_as_it_can_be(start: Start, cards: FakeCards) -> None:
@@ -165,13 +169,7 @@ def test_a_mig_instance_is_read_with_its_own_memory_and_its_cards_health(start: 
     assert (card["card"], card["bus"], card["memory_total_bytes"], card["recovery_action"]) == (UUIDS[1], BUSES[1], 20 << 30, 1)
     assert card["utilization"] is None
 
-    def heard() -> bool:
-        cards.say("event MIG-b xid 94")
-        probe.card("MIG-a")
-        return any(m["t"] == "xid" for m in probe.messages)
-
-    probe.until(heard)
-    assert probe.wait_for("xid")["uuid"] == "MIG-b"
+    assert hear(probe, cards, "MIG-b", 94)["uuid"] == "MIG-b"
     cards.say(f"event {UUIDS[1]} xid 95")
     assert probe.wait_for("xid", xid=95)["uuid"] == UUIDS[1]
 
@@ -220,6 +218,40 @@ def test_a_driver_that_cannot_be_used_is_told_once_with_its_number(
     probe.until(lambda: sum(m["t"] == "readings" for m in probe.messages) >= 3)
     assert all(m["cards"] == [] for m in probe.messages if m["t"] == "readings")
     assert sum(m["t"] == "no_nvml" for m in probe.messages) == 1
+
+
+def test_a_driver_that_is_loaded_later_is_found(start: Start, cards: FakeCards) -> None:
+    cards.say("fail nvmlInit DRIVER_NOT_LOADED")
+    probe = start(reopen_s=0.2)
+    probe.wait_for("no_nvml")
+
+    cards.say("fail nvmlInit off")
+
+    probe.wait_for("up")
+    assert probe.card(UUIDS[0])["temperature_c"] == 41
+
+
+def test_nvml_is_opened_anew_while_a_card_is_missing_and_events_are_heard_afterwards(start: Start, cards: FakeCards) -> None:
+    cards.say(f"gpu {UUIDS[0]} state=gone")
+    probe = start(reopen_s=0.5)
+
+    probe.until(lambda: sum(m["t"] == "up" for m in probe.messages) >= 3)
+    cards.say(f"gpu {UUIDS[0]} state=ok")
+    probe.card(UUIDS[0], lambda c: not c["error"])
+
+    hear(probe, cards, UUIDS[0], 94)
+    assert not any("hang" in line for line in probe.lines)
+
+
+def test_a_failing_wait_for_events_is_tried_again(start: Start, cards: FakeCards) -> None:
+    cards.say("fail nvmlEventSetWait UNKNOWN")
+    probe = start()
+    probe.until(lambda: any("xid_events_interrupted" in line for line in probe.lines))
+    assert probe.card(UUIDS[0])["error"] is None
+
+    cards.say("fail nvmlEventSetWait off")
+
+    hear(probe, cards, UUIDS[0], 94)
 
 
 def test_without_the_library_the_probe_says_so_and_stays(start: Start) -> None:
@@ -273,6 +305,25 @@ def test_it_ends_when_told_to_and_when_the_supervisor_is_gone(start: Start) -> N
     orphan.child.channel.close()
     orphan.until(lambda: orphan.ended)
     assert orphan.child.code == 0
+
+
+def test_xids_wait_for_a_supervisor_that_does_not_read_and_readings_do_not() -> None:
+    ours, theirs = Channel.pair()
+    speaker = Speaker(Channel(theirs))
+    reading = {"t": "readings", "cards": ["x" * 20_000]}
+    for _ in range(100):  # more than the socket holds
+        speaker.say(reading, keep=False)
+    for xid in range(300):
+        speaker.say({"t": "xid", "xid": xid})
+
+    def drain() -> list[dict[str, Any]]:
+        return list(iter(ours.receive, None))
+
+    assert {m["t"] for m in drain()} == {"readings"}
+    speaker.say({"t": "xid", "xid": 300})
+    assert [m["xid"] for m in drain()] == list(range(45, 301))  # the latest 256, in order
+    ours.close()
+    theirs.close()
 
 
 def test_sixteen_cards_fit_one_message_many_times_over(start: Start, cards: FakeCards) -> None:
