@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from .reading import CardReading
+from .reading import RESET_REQUIRED, CardReading
 from .throttle import Throttle
 from .xid import Action, Needs, decide_recovery
 
@@ -96,6 +96,8 @@ class Card:
             return None
         if self.reading.lost:
             return f"the card does not answer: {self.reading.error}"
+        if self.reading.error_code == RESET_REQUIRED:
+            return f"the driver refuses the card: {self.reading.error}"
         advice = decide_recovery(self.reading.recovery_action)
         return advice.text if advice and advice.action >= Action.QUARANTINE else None
 
@@ -112,13 +114,13 @@ class Card:
         if self.standing == standing or milder:
             if _RANK.index(needs) <= _RANK.index(self.needs):
                 return False
-            self.reason, self.needs = reason, needs
-            return not milder
-        if self.standing == Standing.SERVING:
-            self.since, self.needs, self.recovery_asked, self.gone = now, Needs.NOTHING, False, False
-        self.standing, self.reason, self.xid = standing, reason, xid
+        elif self.standing == Standing.SERVING:
+            self.since = now
+        self.standing = self.standing if milder else standing
+        self.reason, self.xid = reason, xid
         self.needs = max(self.needs, needs, key=_RANK.index)
-        self.clean_since = None
+        # What was seen before is no end of what begins now.
+        self.recovery_asked, self.gone, self.clean_since = False, False, None
         return True
 
     def release(self) -> None:

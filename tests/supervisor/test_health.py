@@ -284,12 +284,66 @@ def test_a_reboot_that_is_asked_for_makes_a_quarantined_card_lost_and_not_the_re
     assert host.of(A) == Health.LOST
 
 
+def test_a_lost_card_that_comes_back_asking_for_something_is_not_used() -> None:
+    host = Host()
+    host.lose(A)
+    host.run(1)
+    host.readings[A] = good(A)
+    host.run(9)
+    host.set(A, recovery_action=3)
+    assert host.run(100) == []
+    host.set(A, recovery_action=0)
+    assert host.run(10) == []
+    assert kinds(host.run(1)) == [(Readmit, A)]
+
+
+def test_an_earlier_reset_does_not_end_a_later_judgement() -> None:
+    host = Host()
+    host.set(A, recovery_action=1)
+    host.run(1)
+    host.set(A, recovery_action=0)
+    assert kinds(host.run(11)) == [(Readmit, A)]
+    host.xid(A, 48)
+    assert host.run(1000) == []
+
+
+def test_a_fault_after_an_operators_clearance_is_judged_by_itself() -> None:
+    host = Host()
+    host.run(1)
+    host.xid(A, 64)
+    host.health.clear(A)
+    assert host.xid(A, 48) == [
+        Quarantine(A, "XID 48: uncorrectable memory error: results of the last batch may be wrong [nvml]", Needs.RESET)
+    ]
+
+
+def test_a_worse_fault_during_the_return_begins_anew() -> None:
+    host = Host()
+    host.set(A, recovery_action=1)
+    host.run(1)
+    host.set(A, recovery_action=0)
+    host.run(9)
+    assert kinds(host.xid(A, 151)) == [(Lose, A)]
+    assert host.run(1000) == []
+
+
+def test_a_card_due_for_replacement_that_was_lost_in_between_still_waits_for_the_operator() -> None:
+    host = Host()
+    host.run(1)
+    host.xid(A, 64)
+    host.lose(A)
+    assert host.run(1) == [Lose(A, "the card does not answer: GPU is lost", Needs.REPLACEMENT)]
+    host.readings[A] = good(A)
+    assert host.run(1000) == []
+
+
 def test_an_operator_cannot_clear_what_the_next_reading_would_judge_again() -> None:
     host = Host()
     host.set(A, recovery_action=1)
     host.lose(B)
+    host.readings[C] = CardReading(C, C, error="GPU requires reset", error_code=16)
     host.run(1)
-    for uuid in (A, B):
+    for uuid in (A, B, C):
         assert host.health.cards[uuid].clear_refusal()
         assert host.health.clear(uuid) == []
 

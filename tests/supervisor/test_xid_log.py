@@ -54,6 +54,13 @@ def test_a_burst_of_lines_for_one_fault_does_not_add_up_to_three() -> None:
     assert log.totals == {("A", 94): 1}
 
 
+def test_the_second_line_of_one_timeout_is_not_the_second_timeout() -> None:
+    log = XidLog()
+    assert action(judge(log, 109, 100.0)) == Action.RESTART_WORKER
+    assert judge(log, 109, 100.1) is None
+    assert action(judge(log, 109, 200.0)) == Action.QUARANTINE
+
+
 def test_three_in_a_day_add_up_and_older_ones_do_not() -> None:
     log = XidLog()
     assert action(judge(log, 94, 0.0)) == Action.RESTART_WORKER
