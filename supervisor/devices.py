@@ -30,6 +30,7 @@ class Device:
     id: str  # "cpu:0", or the UUID
     name: str
     health: str = "ok"
+    bus: str = ""  # of a GPU: its PCI address as in /sys/bus/pci/devices
 
     @property
     def torch_name(self) -> str:
@@ -49,20 +50,24 @@ class Gpu:
     uuid: str
     name: str
     mig: tuple[str, ...] = ()
+    bus: str = ""
 
 
 def choose(configured: str | Sequence[int | str], environment: Mapping[str, str]) -> list[Device]:
     """Resolve the configuration's `devices`.
 
     Raises:
-        DeviceError: an unknown or doubled device, or GPUs asked for where there are none.
+        DeviceError: an unknown or doubled device, GPUs asked for where there are none, or `auto` on a host whose GPUs are in trouble:
+            it would else quietly serve from the CPU.
     """
     if isinstance(configured, str) and configured.startswith("cpu:"):
         return cpu_devices(int(configured.removeprefix("cpu:")))
-    gpus, problem = inventory()
+    gpus, problem, absent = inventory()
     visible = visible_gpus(gpus, environment.get("CUDA_VISIBLE_DEVICES"))
     if configured == "auto":
-        found = [Device("gpu", uuid, g.name) for g in visible for uuid in (g.mig or (g.uuid,))]
+        if not gpus and not absent:
+            raise DeviceError(f'pool.devices: "auto" cannot see the GPUs: {problem}; mend that, or say "cpu:1" to do without')
+        found = [Device("gpu", uuid, g.name, bus=g.bus) for g in visible for uuid in (g.mig or (g.uuid,))]
         return found or cpu_devices(1)
     if not gpus:
         raise DeviceError(f"pool.devices: GPUs are asked for, but none can be seen: {problem or 'NVML counts none'}")
@@ -81,14 +86,15 @@ def resolve(name: int | str, gpus: Sequence[Gpu]) -> Device:
         DeviceError: not there, or not unique.
     """
     if isinstance(name, int) or name.isdigit():
-        found = [(g.uuid, g.name) for g in gpus if g.index == int(name)]
+        found = [(g.uuid, g) for g in gpus if g.index == int(name)]
     else:
-        names = [(uuid, g.name) for g in gpus for uuid in (g.uuid, *g.mig)]
+        names = [(uuid, g) for g in gpus for uuid in (g.uuid, *g.mig)]
         found = [n for n in names if n[0] == name] or [n for n in names if n[0].startswith(name)]
     if len(found) != 1:
         known = ", ".join(f"{g.index} = {g.uuid}" for g in gpus) or "none"
         raise DeviceError(f"pool.devices: {name!r} is {'not unique' if found else 'unknown'}; visible GPUs: {known}")
-    return Device("gpu", *found[0])
+    uuid, gpu = found[0]
+    return Device("gpu", uuid, gpu.name, bus=gpu.bus)
 
 
 def visible_gpus(gpus: Sequence[Gpu], variable: str | None) -> list[Gpu]:
@@ -103,21 +109,22 @@ def visible_gpus(gpus: Sequence[Gpu], variable: str | None) -> list[Gpu]:
     for token in _once([t.strip() for t in variable.split(",") if t.strip()], "CUDA_VISIBLE_DEVICES"):
         device = resolve(token, gpus)
         gpu = next(g for g in gpus if device.id == g.uuid or device.id in g.mig)
-        wanted.append(gpu if device.id == gpu.uuid else Gpu(gpu.index, device.id, gpu.name))
+        wanted.append(gpu if device.id == gpu.uuid else Gpu(gpu.index, device.id, gpu.name, bus=gpu.bus))
     return wanted
 
 
-def inventory() -> tuple[list[Gpu], str]:
-    """Ask a short-lived process for the GPUs in bus order; without NVML none, with the reason."""
-    command = [sys.executable, "-P", "-m", "gpupool.supervisor.inventory"]
+def inventory() -> tuple[list[Gpu], str, bool]:
+    """Ask a short-lived process for the GPUs in bus order. Without any: the reason, and whether the host simply has none."""
+    command = [sys.executable, "-P", "-m", "gpupool.supervisor.cards.inventory"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_INVENTORY_TIMEOUT_S, check=False)
         answer: dict[str, Any] = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
-        return [], f"NVML did not answer within {_INVENTORY_TIMEOUT_S:g} s"
+        return [], f"NVML did not answer within {_INVENTORY_TIMEOUT_S:g} s", False
     except (OSError, ValueError) as e:
-        return [], f"the inventory failed: {e}"
-    return [Gpu(g["index"], g["uuid"], g["name"], tuple(g["mig"])) for g in answer["gpus"]], answer["problem"]
+        return [], f"the inventory failed: {e}", False
+    gpus = [Gpu(g["index"], g["uuid"], g["name"], tuple(g["mig"]), g["bus"]) for g in answer["gpus"]]
+    return gpus, answer["problem"], answer["absent"]
 
 
 def _once(names: list[int | str] | list[str], where: str = "pool.devices") -> list[Any]:

@@ -9,7 +9,7 @@ import secrets
 import signal
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
@@ -19,12 +19,16 @@ from gpupool.spec import LogSpec, ModelSpec, to_message
 
 from . import commands as cmd
 from . import events as ev
+from .card_watch import CardWatch
 from .control import ControlServer
+from .kept import Kept, KeptSlot
 from .notify import Notifier
-from .pool import Pool, PoolState
+from .pool import Pool, PoolState, open_gate
 from .probes import ProbeServer
 from .process import Child, raise_oom_score, thread_environment
+from .slot import Purpose
 from .specs import allocator_environment, policy_from, router_spec_from, worker_spec_from
+from .state_file import load, save, state_path
 from .status import About, document, summary
 from .verbs import Verbs
 
@@ -55,7 +59,6 @@ class Supervisor:
         self._instance = instance
         self._board = Board.create(len(devices))
         self._board.set(Word.LOG_LEVEL, log.level)
-        self.pool = Pool(len(devices), policy_from(config), random.Random())
         self._token = secrets.token_hex(16)
         self._log_fd = os.dup(2)
         self._router: Child | None = None
@@ -70,8 +73,13 @@ class Supervisor:
         self._started_at, self._started_mono = time.time(), time.monotonic()
         self.notifier = Notifier()
         self._announced = False
+        self._state_path = state_path(os.environ, instance.runtime.path, config.pool.name)
+        self._kept: Kept | None = None
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[int] = self._loop.create_future()
+        has_gpus = any(d.kind == "gpu" for d in devices)
+        self.cards = self._watch_cards() if has_gpus else None
+        self.pool = Pool(len(devices), policy_from(config), random.Random(), self.cards.gate if self.cards else open_gate)
         self._verbs = Verbs(self)
         self._control = ControlServer(instance.runtime.control, self._verbs.table())
         self._probes = ProbeServer(config.http.bind, self._readiness) if config.http.bind else None
@@ -91,7 +99,7 @@ class Supervisor:
         self.log.event.info(
             "pool_starting", pool=self.config.pool.name, devices=[d.id for d in self.devices], config=str(self.config.source)
         )
-        self.feed(ev.Started())
+        self._start_pool()
         self._tick_due = time.monotonic() + self._tick_s
         self._loop.call_later(self._tick_s, self._tick)
         code = await self._done
@@ -116,6 +124,7 @@ class Supervisor:
                     self._carry_out(command)
         finally:
             self._handling = False
+        self._keep()
         self._tell_systemd()
 
     def _carry_out(self, command: cmd.Command) -> None:
@@ -126,6 +135,8 @@ class Supervisor:
                 self._spawn_router(epoch, reason)
             case cmd.SignalWorker(slot, incarnation, name, reason):
                 self.log.event.info("worker_signalled", worker=slot, incarnation=incarnation, signal=name, reason=reason)
+                if self.cards:
+                    self.cards.worker_signalled(slot)
                 if child := self._workers.get((slot, incarnation)):
                     child.signal(signal.Signals[name])
             case cmd.KillRouter(_, reason):
@@ -148,6 +159,8 @@ class Supervisor:
             case cmd.Quit(code, reason):
                 self.log.event.info("pool_quitting", exit_code=int(code), reason=reason)
                 self._end_children()
+                if self.cards:
+                    self.cards.stop()
                 if not self._done.done():
                     self._done.set_result(int(code))
             case _:
@@ -160,6 +173,8 @@ class Supervisor:
         self._tick_due = now + self._tick_s
         if not self._done.done():
             self._loop.call_later(self._tick_s, self._tick)
+        if self.cards:
+            self.cards.tick(late_s)
         self.feed(ev.Tick(self.records(), late_s))
         # Last, so that only a tick that went all the way counts as a sign of life.
         self.notifier.tick(now, loading=not self._announced and self.pool.state == PoolState.STARTING)
@@ -180,7 +195,7 @@ class Supervisor:
             device=device, models=self.models, log=self.log_spec(),
         )  # fmt: skip
         try:
-            child = self._start("gpupool.worker", environment)
+            child = self.start_child("gpupool.worker", environment)
         except OSError as e:
             self.log.event.error("worker_not_spawned", worker=slot, incarnation=incarnation, error=str(e))
             self.feed(ev.SpawnFailed(slot, incarnation, str(e)))
@@ -192,6 +207,8 @@ class Supervisor:
         self.log.event.info(
             "worker_spawned", worker=slot, incarnation=incarnation, child=child.pid, device=device.id, reason=reason
         )
+        if self.cards:
+            self.cards.worker_started(slot)
         self.feed(ev.WorkerSpawned(slot, incarnation, child.pid))
 
     def _spawn_router(self, epoch: int, reason: str) -> None:
@@ -201,7 +218,7 @@ class Supervisor:
         )  # fmt: skip
         self._router_message = ""
         try:
-            child = self._start("gpupool.router", {})
+            child = self.start_child("gpupool.router", {})
         except OSError as e:
             self.log.event.error("router_not_spawned", error=str(e))
             self._router = None
@@ -214,11 +231,57 @@ class Supervisor:
         self._whose[child] = epoch
         self.log.event.info("router_spawned", child=child.pid, epoch=epoch, reason=reason)
 
-    def _start(self, module: str, environment: dict[str, str]) -> Child:
+    def start_child(
+        self,
+        module: str,
+        environment: dict[str, str],
+        *,
+        on_exit: Callable[[Child], None] | None = None,
+        on_readable: Callable[[Child], None] | None = None,
+    ) -> Child:
+        """Start a process of the pool: with board, life line and log, its output wrapped.
+
+        Raises:
+            OSError: it cannot be started.
+        """
         return Child(
             module, loop=self._loop, environment=environment, board_fd=self._board.fd, life_fd=self._instance.life_fd,
-            log_fd=self._log_fd, on_exit=self._on_exit, on_readable=self._on_message, on_line=self._on_line,
+            log_fd=self._log_fd, on_exit=on_exit or self._on_exit, on_readable=on_readable or self._on_message,
+            on_line=self._on_line,
         )  # fmt: skip
+
+    def _watch_cards(self) -> CardWatch:
+        return CardWatch(
+            self.devices, loop=self._loop, feed=self.feed, start_child=self.start_child, log=self.log, log_spec=self.log_spec,
+            worker_pids=lambda: [child.pid for child in self._workers.values()], xid_socket=self._instance.runtime.xid,
+        )  # fmt: skip
+
+    def _start_pool(self) -> None:
+        """Begin where the last run of this pool left off: what an operator drained stays drained, a judged card stays judged."""
+        kept, problem = load(self._state_path)
+        if problem:
+            self.log.event.warning("state_not_read", problem=problem)
+        self._kept = kept
+        if self.cards:
+            self.cards.start(dict(kept.cards))
+        held = [n for n, d in enumerate(self.devices) if (slot := kept.slots.get(d.id)) and slot.held]
+        if held:
+            self.log.event.info("drains_kept", workers=held)
+        self.feed(ev.Started(held))
+
+    def _keep(self) -> None:
+        """Write down what must outlive us, when it has changed."""
+        if self._kept is None or self.pool.stop_asked_at is not None:
+            return
+        slots = {self.devices[s.number].id: KeptSlot(held=True) for s in self.pool.slots if s.held}
+        kept = Kept(slots, self.cards.health.kept() if self.cards else {})
+        if kept != self._kept:
+            self._kept = kept
+            try:
+                # On the loop on purpose: rare, small, and an operator's answer should mean that it is kept.
+                save(self._state_path, kept)
+            except OSError as e:
+                self.log.event.warning("state_not_written", path=str(self._state_path), error=str(e))
 
     def _on_exit(self, child: Child) -> None:
         whose = self._whose.pop(child)
@@ -233,6 +296,8 @@ class Supervisor:
         record = self._board.read(slot)
         # A record that is not this process's names nobody: it died before it could have run anything.
         running = self._board.running(slot) if record.incarnation == incarnation else []
+        if self.cards:
+            self.cards.worker_exited(slot, asked=self.pool.slots[slot].purpose != Purpose.NONE)
         self.feed(ev.WorkerExited(slot, incarnation, child.exit(), running))
 
     def _on_message(self, child: Child) -> None:
@@ -290,7 +355,8 @@ class Supervisor:
                 "output", component="worker", pid=child.pid, worker=whose[0], incarnation=whose[1], source=source, line=text
             )
         else:
-            self.log.event.info("output", component="router", pid=child.pid, source=source, line=text)
+            component = "router" if whose is not None else "probe"
+            self.log.event.info("output", component=component, pid=child.pid, source=source, line=text)
 
     def _end_children(self) -> None:
         """Kill what is left when the pool quits: nothing may outlive it."""
@@ -326,8 +392,9 @@ class Supervisor:
             name=self.config.pool.name, pid=os.getpid(), started_at=self._started_at, started_mono=self._started_mono,
             generation=self.generation, devices=self.devices, models=self.models, last_reload_error=self.last_reload_error,
         )  # fmt: skip
+        views = [self.cards.view(n) if self.cards else {} for n in range(len(self.devices))]
         return document(
-            self.pool, about, self._books, self._router.pid if self._router else None, self.records(), time.monotonic()
+            self.pool, about, self._books, self._router.pid if self._router else None, self.records(), views, time.monotonic()
         )
 
     def apply(self, config: Config, models: Sequence[ModelSpec]) -> None:

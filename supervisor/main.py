@@ -49,6 +49,8 @@ def _run(config: Config, log: Log) -> int:
     try:
         models = model_specs(config)
         devices = choose(config.pool.devices, os.environ)
+        if config.pool.devices == "auto" and devices[0].kind == "cpu":
+            log.event.warning("no_gpus", reason="no GPU can be seen: the pool runs on the CPU", devices=[d.id for d in devices])
 
         async def main() -> int:
             supervisor = Supervisor(config, log=log, instance=instance, devices=devices, models=models)

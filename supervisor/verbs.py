@@ -28,6 +28,7 @@ class Verbs:
         """Verb by name, for the control socket."""
         return {
             "status": self._status, "drain": self._drain, "resume": self._resume, "restart": self._restart, "reload": self._reload,
+            "release": self._release,
         }  # fmt: skip
 
     async def _status(self, _: dict[str, Any], __: Peer) -> Any:
@@ -40,7 +41,16 @@ class Verbs:
 
     async def _resume(self, args: dict[str, Any], peer: Peer) -> Any:
         slots = self._slots("resume", args, peer)
+        if cards := self._supervisor.cards:
+            cards.take_back(slots)
         self._supervisor.feed(ev.ResumeAsked(slots))
+        return self._answer(slots)
+
+    async def _release(self, args: dict[str, Any], peer: Peer) -> Any:
+        slots = self._slots("release", args, peer)
+        self._supervisor.feed(ev.ReleaseAsked(slots))
+        if cards := self._supervisor.cards:
+            cards.release(slots)
         return self._answer(slots)
 
     async def _restart(self, args: dict[str, Any], peer: Peer) -> Any:
@@ -113,6 +123,8 @@ class Verbs:
                 raise Refused("bad_request", "workers: expected a list of slot numbers or device ids")
             slots = list(dict.fromkeys(self._slot(str(name)) for name in names))
             for slot in slots:
+                if verb == "resume" and s.cards and (reason := s.cards.clear(slot)):
+                    raise Refused("refused", reason)
                 if (reason := s.pool.refusal(verb, slot)) is not None:
                     raise Refused("refused", reason)
         s.log.event.info("asked", verb=verb, workers=slots, force=args.get("force"), uid=peer[0], by=peer[1])

@@ -265,6 +265,7 @@ class Workers:
         self.report("card_readmitted", slot, reason=reason)
         if slot.state in (State.QUARANTINED, State.LOST):
             slot.change(Change.READMIT, now)
+            slot.last_exit = slot.last_exit and {**slot.last_exit, "cleared": reason}
             slot.history.deaths.clear()
             slot.history.step = 0
             if not slot.held and not self.stopping:

@@ -1,4 +1,4 @@
-"""`python -m gpupool.supervisor.inventory`: the GPUs as NVML names them, one JSON value on stdout, then the end.
+"""`python -m gpupool.supervisor.cards.inventory`: the GPUs as NVML names them, one JSON value on stdout, then the end.
 
 A process of its own, because an NVML call can hang for ever; the asker waits for a bounded time and goes on without.
 """
@@ -6,21 +6,25 @@ A process of its own, because an NVML call can hang for ever; the asker waits fo
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 
 def read() -> dict[str, Any]:
-    """Return {"gpus": [{index, uuid, name, mig}], "problem": why there are none}; index is the place in bus order."""
+    """Return {"gpus": [{index, uuid, name, mig, bus}], "problem": why there are none, "absent": the host has none}; index is the place in bus order."""
     try:
         import pynvml
     except ImportError as e:
-        return {"gpus": [], "problem": f"nvidia-ml-py cannot be imported: {e}"}
+        return {"gpus": [], "problem": f"nvidia-ml-py cannot be imported: {e}", "absent": True}
     try:
         pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError as e:
-        return {"gpus": [], "problem": f"NVML: {e}"}
+        # No library and no driver are how a host without GPUs looks; anything else is a host with GPUs in trouble.
+        absent = e.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        return {"gpus": [], "problem": f"NVML: {e}", "absent": absent}
     gpus = []
-    for n in range(pynvml.nvmlDeviceGetCount()):
+    for n in range(count):
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(n)
             bus = pynvml.nvmlDeviceGetPciInfo(handle)
@@ -29,16 +33,17 @@ def read() -> dict[str, Any]:
                 (
                     order,
                     {
-                        "uuid": _text(pynvml.nvmlDeviceGetUUID(handle)),
-                        "name": _text(pynvml.nvmlDeviceGetName(handle)),
+                        "uuid": _text(pynvml.nvmlDeviceGetUUID, handle),
+                        "name": _text(pynvml.nvmlDeviceGetName, handle),
                         "mig": _mig(pynvml, handle),
+                        "bus": f"{bus.domain:04x}:{bus.bus:02x}:{bus.device:02x}.0",
                     },
                 )
             )
         except pynvml.NVMLError:
             continue  # a lost card is not one to start on; the others are
     ordered = [gpu for _, gpu in sorted(gpus, key=lambda pair: pair[0])]
-    return {"gpus": [{"index": n, **gpu} for n, gpu in enumerate(ordered)], "problem": ""}
+    return {"gpus": [{"index": n, **gpu} for n, gpu in enumerate(ordered)], "problem": "", "absent": not ordered}
 
 
 def _mig(pynvml: Any, handle: Any) -> list[str]:
@@ -52,14 +57,18 @@ def _mig(pynvml: Any, handle: Any) -> list[str]:
     found = []
     for n in range(count):
         try:
-            found.append(_text(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, n))))
+            found.append(_text(pynvml.nvmlDeviceGetUUID, pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, n)))
         except pynvml.NVMLError:
             continue
     return found
 
 
-def _text(value: str | bytes) -> str:
-    """Names arrive as bytes from older bindings, and as invalid text from some cards."""
+def _text(call: Callable[[Any], str | bytes], handle: Any) -> str:
+    """Names arrive as bytes from older bindings; newer ones raise when a card's name is no text."""
+    try:
+        value = call(handle)
+    except UnicodeDecodeError as e:
+        value = e.object
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
