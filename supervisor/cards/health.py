@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, assert_never
 
 from gpupool.supervisor.kept import KeptCard
+
 from .card import BY_OPERATOR, STALE_S, Card, Health, Standing
 from .reading import CORRUPTED_INFOROM, RESET_REQUIRED, VERSION_MISMATCH, CardReading
 from .verdicts import CardVerdict, LeaveAlone, Lose, Note, Quarantine, Readmit, RestartWorker, SetCardFactor

@@ -105,7 +105,7 @@ def test_check_config_accepts_a_good_file(tmp_path: Path, capsys: pytest.Capture
 def test_check_config_refuses_devices_that_this_host_lacks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpupool.supervisor.devices.inventory", lambda: ([], "no driver"))
+    monkeypatch.setattr("gpupool.supervisor.devices.inventory", lambda: ([], "no driver", True))
 
     assert main(["check-config", written(tmp_path, GOOD.replace('"cpu:2"', "[0, 1]"))]) == Exit.BAD_CONFIG
 

@@ -41,7 +41,9 @@ def test_each_worker_is_pinned_to_one_card_by_uuid_in_bus_order(make_pool: MakeP
     assert {w["device"]["health"] for w in status["workers"]} == {"ok"}
 
 
-def test_a_card_that_falls_off_the_bus_costs_its_worker_and_no_request_and_comes_back(make_pool: MakePool, tmp_path: Path) -> None:
+def test_a_card_that_falls_off_the_bus_costs_its_worker_and_no_request_and_comes_back(
+    make_pool: MakePool, tmp_path: Path
+) -> None:
     pool, cards = host(make_pool, tmp_path)
     pool.start()
     load = Load(pool, rate=100)
@@ -72,7 +74,9 @@ def test_an_application_fault_replaces_one_worker_and_judges_no_card(make_pool: 
     assert status["workers"][2]["device"]["health"] == "ok"
 
 
-def test_a_double_bit_error_quarantines_the_card_also_over_a_restart_of_the_supervisor(make_pool: MakePool, tmp_path: Path) -> None:
+def test_a_double_bit_error_quarantines_the_card_also_over_a_restart_of_the_supervisor(
+    make_pool: MakePool, tmp_path: Path
+) -> None:
     pool, cards = host(make_pool, tmp_path)
     pool.start()
     cards.say(f"gpu {uuid_of(0)} recovery=1")
