@@ -118,7 +118,9 @@ class Workers:
 
     def exited(self, slot: Slot, exit_: ev.Exit, running: Sequence[int] | None, now: float) -> None:
         """A process has ended: tell the router first, then decide what becomes of the slot."""
-        blame = slot.purpose in (Purpose.NONE, Purpose.REPLACE) and not self.stopping
+        # A wish excuses only the end that it leads to: not one before any signal was sent, nor a crash after.
+        unexcused = slot.purpose in (Purpose.NONE, Purpose.REPLACE) or slot.serving or exit_.disorderly
+        blame = unexcused and slot.purpose != Purpose.CARD
         reason = slot.reason or exit_.cause
         self.tell(
             "lost", reason, slot=slot.number, incarnation=slot.incarnation, running=running, blame=blame, reason=reason,

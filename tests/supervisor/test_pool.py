@@ -235,6 +235,14 @@ def test_a_restart_that_races_a_crash_starts_one_process() -> None:
     assert world.states()[0] == "ready"
 
 
+def test_a_crash_while_a_restart_is_asked_for_is_blamed_all_the_same() -> None:
+    world = World().start()
+    world.busy.add(0)
+    world.feed(ev.RestartAsked([0]))
+    world.kill(0, signal="SIGSEGV")
+    assert world.told("lost")[0]["blame"] is True
+
+
 def test_an_older_incarnation_is_ignored() -> None:
     world = World().start()
     world.kill(0)
