@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-gpu bench clean
+.PHONY: help setup demo check test test-gpu bench drill-report clean
 
 help:
 	@echo 'make setup     install into $(VENV)'
@@ -13,6 +13,7 @@ help:
 	@echo 'make test      all tests that need no GPU'
 	@echo 'make check     format, lint and types'
 	@echo 'make test-gpu  the tests that need a GPU'
+	@echo 'make drill-report  every fault at every moment on a real pool: noticed when, lost what'
 	@echo 'make bench     speed and memory, as ratios within one run'
 
 setup: $(READY)
@@ -46,6 +47,9 @@ test-gpu: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m tests.bench
+
+drill-report: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m drills
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

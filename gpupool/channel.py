@@ -35,6 +35,7 @@ Every message is a map with a key `t`. The first to a child is its `spec`. What 
 | to a worker | means |
 | --- | --- |
 | settings {batching} | batching settings of each model, after a reload; they hold from the next batch |
+| drill {kind} | kind `hang`: let the work loop block for ever in its next batch, at once when nothing waits (see supervisor.drill) |
 | stop {} | finish the running batch, give the rest back, exit 0 (SIGTERM means the same) |
 """
 

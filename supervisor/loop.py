@@ -23,6 +23,8 @@ from .card_watch import CardWatch
 from .control import ControlServer
 from .kept import Kept, KeptSlot
 from .notify import Notifier
+from .oom import CAUSE as OOM_CAUSE
+from .oom import OomWatch
 from .pool import Pool, PoolState, open_gate
 from .probes import ProbeServer
 from .process import Child, raise_oom_score, thread_environment
@@ -69,6 +71,9 @@ class Supervisor:
         self._books_asked = 0
         self._books_waiters: dict[int, asyncio.Future[None]] = {}
         self._events: deque[ev.Event] = deque()
+        #: Shown each event with the commands that followed, after they were carried out.
+        self.observer: Callable[[ev.Event, Sequence[cmd.Command], float], None] | None = None
+        self._oom = OomWatch()
         self._handling = False
         self._started_at, self._started_mono = time.time(), time.monotonic()
         self.notifier = Notifier()
@@ -120,8 +125,12 @@ class Supervisor:
         self._handling = True
         try:
             while self._events:
-                for command in self.pool.handle(self._events.popleft(), time.monotonic()):
+                event, now = self._events.popleft(), time.monotonic()
+                commands = self.pool.handle(event, now)
+                for command in commands:
                     self._carry_out(command)
+                if self.observer:
+                    self.observer(event, commands, now)
         finally:
             self._handling = False
         self._keep()
@@ -173,6 +182,7 @@ class Supervisor:
         self._tick_due = now + self._tick_s
         if not self._done.done():
             self._loop.call_later(self._tick_s, self._tick)
+        self._oom.look(now)
         if self.cards:
             self.cards.tick(late_s)
         self.feed(ev.Tick(self.records(), late_s))
@@ -285,6 +295,8 @@ class Supervisor:
 
     def _on_exit(self, child: Child) -> None:
         whose = self._whose.pop(child)
+        if child.code == -signal.SIGKILL and not child.cause and self._oom.claim(time.monotonic()):
+            child.cause = OOM_CAUSE
         if isinstance(whose, int):
             self._router = None
             for waiter in self._books_waiters.values():
@@ -375,8 +387,12 @@ class Supervisor:
         logs = self.config.logs
         return LogSpec(level=level, format=logs.format, file=logs.file, fd=self._log_fd, queue_size=logs.queue_size)
 
-    async def status(self) -> dict[str, Any]:
-        """The status document, with fresh books if the router gives them in time, else its last ones."""
+    def child(self, slot: int) -> Child | None:
+        """The process that is in a slot now."""
+        return self._workers.get((slot, self.pool.slots[slot].incarnation))
+
+    async def books(self) -> dict[str, Any]:
+        """The router's books: fresh if it gives them in time, else its last ones."""
         if self._router is not None and self.pool.router.up:
             self._books_asked += 1
             n = self._books_asked
@@ -388,13 +404,18 @@ class Supervisor:
                 self.log.event.warning("router_books_late", timeout_s=_BOOKS_TIMEOUT_S)
             finally:
                 del self._books_waiters[n]
+        return self._books
+
+    async def status(self) -> dict[str, Any]:
+        """The status document."""
+        books = await self.books()
         about = About(
             name=self.config.pool.name, pid=os.getpid(), started_at=self._started_at, started_mono=self._started_mono,
             generation=self.generation, devices=self.devices, models=self.models, last_reload_error=self.last_reload_error,
         )  # fmt: skip
         views = [self.cards.view(n) if self.cards else {} for n in range(len(self.devices))]
         return document(
-            self.pool, about, self._books, self._router.pid if self._router else None, self.records(), views, time.monotonic()
+            self.pool, about, books, self._router.pid if self._router else None, self.records(), views, time.monotonic()
         )
 
     def apply(self, config: Config, models: Sequence[ModelSpec]) -> None:

@@ -67,6 +67,7 @@ class Child:
         self._loop = loop
         self._on_exit, self._on_line = on_exit, on_line
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.cause = ""  # why it was killed, where somebody knows more than its exit status tells
         self.channel, theirs = Channel.pair()
         pipes = [os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)]
         try:
@@ -144,7 +145,7 @@ class Child:
             name = signal.Signals(-self.code).name
         except ValueError:
             name = f"signal {-self.code}"
-        return Exit(None, name, f"killed by {name}", tuple(self.tail))
+        return Exit(None, name, self.cause or f"killed by {name}", tuple(self.tail))
 
     def _read_output(self, fd: int) -> bool:
         """Pass on what one read brings; False when there is nothing (more) to read."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from . import drill
 from . import events as ev
 from .control import Refused, Verb
 from .reload import difference
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from .loop import Supervisor
 
 Peer = tuple[int, int]
+#: How long a drill is followed when the asker does not say, and at the most.
+_DRILL_S: Final = 180.0
+_MAX_DRILL_S: Final = 3600.0
 
 
 class Verbs:
@@ -23,12 +27,14 @@ class Verbs:
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
         self._reload_lock = asyncio.Lock()
+        self._drilling = False
 
     def table(self) -> dict[str, Verb]:
         """Verb by name, for the control socket."""
         return {
             "status": self._status, "drain": self._drain, "resume": self._resume, "restart": self._restart, "reload": self._reload,
             "release": self._release,
+            "drill": self._drill,
         }  # fmt: skip
 
     async def _status(self, _: dict[str, Any], __: Peer) -> Any:
@@ -62,6 +68,26 @@ class Verbs:
     async def _reload(self, _: dict[str, Any], peer: Peer) -> Any:
         self._supervisor.log.event.info("asked", verb="reload", uid=peer[0], by=peer[1])
         return await self.reload()
+
+    async def _drill(self, args: dict[str, Any], peer: Peer) -> Any:
+        s = self._supervisor
+        slot, force, timeout_s = self._slot(str(args.get("worker"))), bool(args.get("force")), args.get("within_s", _DRILL_S)
+        try:
+            kind = drill.Kind(str(args.get("kind")))
+        except ValueError:
+            raise Refused("bad_request", f"kind: expected one of {', '.join(drill.Kind)}") from None
+        if not isinstance(timeout_s, int | float) or not 0 < timeout_s <= _MAX_DRILL_S:
+            raise Refused("bad_request", f"within_s: expected a number above 0 and at most {_MAX_DRILL_S:g}")
+        if self._drilling:
+            raise Refused("refused", "another drill is under way")
+        if (reason := drill.refusal(s.pool, slot, time.monotonic(), force=force)) is not None:
+            raise Refused("refused", reason)
+        s.log.event.info("asked", verb="drill", kind=str(kind), workers=[slot], force=force, uid=peer[0], by=peer[1])
+        self._drilling = True
+        try:
+            return await drill.run(s, slot, kind, timeout_s=timeout_s)
+        finally:
+            self._drilling = False
 
     async def reload_quietly(self) -> None:
         """Reload on SIGHUP: there is nobody to answer to but the log."""

@@ -16,7 +16,7 @@ FOLDERS = (*PROCESSES, "supervisor/cards")
 #: Modules that may touch the clock, sockets, files, the environment or threads. All others only compute.
 SHELLS = {
     "supervisor": {
-        "__init__", "card_watch", "control", "devices", "instance", "loop", "main", "notify", "probes", "process", "state_file",
+        "__init__", "card_watch", "control", "devices", "drill", "instance", "loop", "main", "notify", "oom", "probes", "process", "state_file",
         "verbs",
     },
     "supervisor/cards": {
@@ -25,7 +25,7 @@ SHELLS = {
     "router": {"__init__", "__main__", "loop", "sockets"},
     # Those besides the threads and the device take their clock as an argument and only name its default.
     "worker": {
-        "__init__", "__main__", "backlog", "beat", "dealer", "device", "execute", "faults", "intake", "link", "models", "record",
+        "__init__", "__main__", "backlog", "beat", "dealer", "device", "drill", "execute", "faults", "intake", "link", "models", "record",
         "replies",
     },
 }  # fmt: skip
