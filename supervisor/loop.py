@@ -9,25 +9,25 @@ import secrets
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from gpupool.board import Board, SlotRecord, SlotWord, Word
 from gpupool.logs import LEVELS, Log
-from gpupool.spec import LogSpec, ModelSpec, to_message
+from gpupool.spec import LogSpec, ModelSpec
 
 from . import commands as cmd
 from . import events as ev
 from .card_watch import CardWatch
+from .cards.topology import cores_of, cpus_of, threads_per_worker
+from .children import Children
 from .control import ControlServer
 from .kept import Kept, KeptSlot
 from .notify import Notifier
-from .oom import CAUSE as OOM_CAUSE
-from .oom import OomWatch
 from .pool import Pool, PoolState, open_gate
 from .probes import ProbeServer
-from .process import Child, raise_oom_score, thread_environment
+from .process import Child, thread_environment
 from .slot import Purpose
 from .specs import allocator_environment, policy_from, router_spec_from, worker_spec_from
 from .state_file import load, save, state_path
@@ -40,10 +40,6 @@ if TYPE_CHECKING:
     from .devices import Device
     from .instance import Instance
 
-#: The router's last books are shown when it does not answer within this time.
-_BOOKS_TIMEOUT_S: Final = 0.3
-#: Workers hold the models and grow: the kernel's OOM killer shall take one of them, not the router, and never us first.
-_OOM_SCORE: Final = {"worker": 500, "router": 300}
 _PPM: Final = 1_000_000
 #: What a stop may take beyond its drain and the workers' own time to end: kills, and the router's last answers.
 _KILLS_S: Final = 30.0
@@ -62,18 +58,9 @@ class Supervisor:
         self._board = Board.create(len(devices))
         self._board.set(Word.LOG_LEVEL, log.level)
         self._token = secrets.token_hex(16)
-        self._log_fd = os.dup(2)
-        self._router: Child | None = None
-        self._workers: dict[tuple[int, int], Child] = {}
-        self._whose: dict[Child, tuple[int, int] | int] = {}  # a worker's (slot, incarnation), or the router's epoch
-        self._router_message = ""
-        self._books: dict[str, Any] = {}
-        self._books_asked = 0
-        self._books_waiters: dict[int, asyncio.Future[None]] = {}
         self._events: deque[ev.Event] = deque()
         #: Shown each event with the commands that followed, after they were carried out.
         self.observer: Callable[[ev.Event, Sequence[cmd.Command], float], None] | None = None
-        self._oom = OomWatch()
         self._handling = False
         self._started_at, self._started_mono = time.time(), time.monotonic()
         self.notifier = Notifier()
@@ -82,6 +69,9 @@ class Supervisor:
         self._kept: Kept | None = None
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[int] = self._loop.create_future()
+        self.children = Children(
+            self._board, instance.life_fd, loop=self._loop, log=log, feed=self.feed, on_exit=self._on_worker_exit
+        )
         has_gpus = any(d.kind == "gpu" for d in devices)
         self.cards = self._watch_cards() if has_gpus else None
         self.pool = Pool(len(devices), policy_from(config), random.Random(), self.cards.gate if self.cards else open_gate)
@@ -146,14 +136,14 @@ class Supervisor:
                 self.log.event.info("worker_signalled", worker=slot, incarnation=incarnation, signal=name, reason=reason)
                 if self.cards:
                     self.cards.worker_signalled(slot)
-                if child := self._workers.get((slot, incarnation)):
+                if child := self.children.workers.get((slot, incarnation)):
                     child.signal(signal.Signals[name])
             case cmd.KillRouter(_, reason):
                 self.log.event.warning("router_killed", reason=reason)
-                if self._router:
-                    self._router.signal(signal.SIGKILL)
+                if self.children.router:
+                    self.children.router.signal(signal.SIGKILL)
             case cmd.TellRouter(message, reason):
-                sent = self._router is not None and self._router.channel.send(message)
+                sent = self.children.tell_router(message)
                 if message["t"] != "expect":
                     self.log.event.info(
                         "router_told", message=message["t"], worker=message.get("slot"), reason=reason, sent=sent
@@ -167,7 +157,7 @@ class Supervisor:
                 getattr(self.log.event, level)(event, **({} if slot is None else {"worker": slot}), **dict(fields))
             case cmd.Quit(code, reason):
                 self.log.event.info("pool_quitting", exit_code=int(code), reason=reason)
-                self._end_children()
+                self.children.kill_all()
                 if self.cards:
                     self.cards.stop()
                 if not self._done.done():
@@ -182,7 +172,7 @@ class Supervisor:
         self._tick_due = now + self._tick_s
         if not self._done.done():
             self._loop.call_later(self._tick_s, self._tick)
-        self._oom.look(now)
+        self.children.look(now)
         if self.cards:
             self.cards.tick(late_s)
         self.feed(ev.Tick(self.records(), late_s))
@@ -193,77 +183,38 @@ class Supervisor:
     def _tick_s(self) -> float:
         return min(self.config.supervision.heartbeat_interval_s, self.notifier.tick_within_s)
 
-    # Processes.
-
     def _spawn_worker(self, slot: int, incarnation: int, reason: str) -> None:
         device = self.devices[slot]
-        environment = {
-            **thread_environment(len(self.devices), os.environ), **allocator_environment(self.config), **device.environment(),
-        }  # fmt: skip
+        near = cpus_of(device.bus, os.sched_getaffinity(0)) if device.bus else None
         spec = worker_spec_from(
             self.config, runtime=self._instance.runtime, slot=slot, incarnation=incarnation, token=self._token,
-            device=device, models=self.models, log=self.log_spec(),
+            device=device, models=self.models, log=self.log_spec(), cpus=near,
         )  # fmt: skip
-        try:
-            child = self.start_child("gpupool.worker", environment)
-        except OSError as e:
-            self.log.event.error("worker_not_spawned", worker=slot, incarnation=incarnation, error=str(e))
-            self.feed(ev.SpawnFailed(slot, incarnation, str(e)))
-            return
-        child.channel.send(to_message(spec))
-        raise_oom_score(child.pid, _OOM_SCORE["worker"])
-        self._workers[slot, incarnation] = child
-        self._whose[child] = (slot, incarnation)
-        self.log.event.info(
-            "worker_spawned", worker=slot, incarnation=incarnation, child=child.pid, device=device.id, reason=reason
-        )
-        if self.cards:
+        environment = {
+            **thread_environment(self._threads(near), os.environ), **allocator_environment(self.config), **device.environment(),
+        }  # fmt: skip
+        if self.children.spawn_worker(spec, environment, reason) and self.cards:
             self.cards.worker_started(slot)
-        self.feed(ev.WorkerSpawned(slot, incarnation, child.pid))
+
+    def _threads(self, near: Collection[int] | None) -> int:
+        """Threads for one worker: its share of the cores next to its card, or else of all."""
+        if near is None:
+            return threads_per_worker(len(os.sched_getaffinity(0)), len(self.devices))
+        allowed = os.sched_getaffinity(0)
+        sharing = sum(cpus_of(d.bus, allowed) == near for d in self.devices if d.bus)
+        return threads_per_worker(cores_of(near), sharing)
 
     def _spawn_router(self, epoch: int, reason: str) -> None:
         spec = router_spec_from(
             self.config, runtime=self._instance.runtime, epoch=epoch, token=self._token, slots=len(self.devices),
             models=self.models, log=self.log_spec(),
         )  # fmt: skip
-        self._router_message = ""
-        try:
-            child = self.start_child("gpupool.router", {})
-        except OSError as e:
-            self.log.event.error("router_not_spawned", error=str(e))
-            self._router = None
-            self.feed(ev.RouterExited(epoch, ev.Exit(None, None, str(e))))
-            return
-        self._board.set(Word.ROUTER_EPOCH, epoch)
-        child.channel.send(to_message(spec))
-        raise_oom_score(child.pid, _OOM_SCORE["router"])
-        self._router = child
-        self._whose[child] = epoch
-        self.log.event.info("router_spawned", child=child.pid, epoch=epoch, reason=reason)
-
-    def start_child(
-        self,
-        module: str,
-        environment: dict[str, str],
-        *,
-        on_exit: Callable[[Child], None] | None = None,
-        on_readable: Callable[[Child], None] | None = None,
-    ) -> Child:
-        """Start a process of the pool: with board, life line and log, its output wrapped.
-
-        Raises:
-            OSError: it cannot be started.
-        """
-        return Child(
-            module, loop=self._loop, environment=environment, board_fd=self._board.fd, life_fd=self._instance.life_fd,
-            log_fd=self._log_fd, on_exit=on_exit or self._on_exit, on_readable=on_readable or self._on_message,
-            on_line=self._on_line,
-        )  # fmt: skip
+        self.children.spawn_router(spec, reason)
 
     def _watch_cards(self) -> CardWatch:
         return CardWatch(
-            self.devices, loop=self._loop, feed=self.feed, start_child=self.start_child, log=self.log, log_spec=self.log_spec,
-            worker_pids=lambda: [child.pid for child in self._workers.values()], xid_socket=self._instance.runtime.xid,
+            self.devices, loop=self._loop, feed=self.feed, start_child=self.children.start, log=self.log, log_spec=self.log_spec,
+            worker_pids=self.children.worker_pids, xid_socket=self._instance.runtime.xid,
         )  # fmt: skip
 
     def _start_pool(self) -> None:
@@ -293,87 +244,9 @@ class Supervisor:
             except OSError as e:
                 self.log.event.warning("state_not_written", path=str(self._state_path), error=str(e))
 
-    def _on_exit(self, child: Child) -> None:
-        whose = self._whose.pop(child)
-        if child.code == -signal.SIGKILL and not child.cause and self._oom.claim(time.monotonic()):
-            child.cause = OOM_CAUSE
-        if isinstance(whose, int):
-            self._router = None
-            for waiter in self._books_waiters.values():
-                waiter.cancel()
-            self.feed(ev.RouterExited(whose, child.exit(), self._router_message))
-            return
-        del self._workers[whose]
-        slot, incarnation = whose
-        record = self._board.read(slot)
-        # A record that is not this process's names nobody: it died before it could have run anything.
-        running = self._board.running(slot) if record.incarnation == incarnation else []
+    def _on_worker_exit(self, slot: int) -> None:
         if self.cards:
             self.cards.worker_exited(slot, asked=self.pool.slots[slot].purpose != Purpose.NONE)
-        self.feed(ev.WorkerExited(slot, incarnation, child.exit(), running))
-
-    def _on_message(self, child: Child) -> None:
-        try:
-            message = child.channel.receive()
-        except EOFError:
-            child.ignore_channel()
-            return
-        if message is None:
-            return
-        whose = self._whose[child]
-        if isinstance(whose, int):
-            self._on_router_message(whose, message)
-        else:
-            self._on_worker_message(*whose, message)
-
-    def _on_router_message(self, epoch: int, m: dict[str, Any]) -> None:
-        match m.get("t"):
-            case "up":
-                self.feed(ev.RouterUp(epoch, m["bind"]))
-            case "failed":
-                self._router_message = str(m["message"])
-            case "joined":
-                self.feed(ev.WorkerJoined(m["slot"], m["incarnation"]))
-            case "idle":
-                self.feed(ev.WorkerIdle(m["slot"]))
-            case "sick":
-                self.feed(ev.WorkerSick(m["slot"], m["incarnation"], m["reason"]))
-            case "drained":
-                self.feed(ev.RouterDrained())
-            case "stats":
-                self._books = m
-                if (waiter := self._books_waiters.get(m["n"])) and not waiter.done():
-                    waiter.set_result(None)
-            case kind:
-                self.log.event.warning("unknown_message", source="router", kind=kind)
-
-    def _on_worker_message(self, slot: int, incarnation: int, m: dict[str, Any]) -> None:
-        match m.get("t"):
-            case "loaded":
-                self.feed(ev.WorkerLoaded(slot, incarnation, {k: v for k, v in m.items() if k != "t"}))
-            case "failed":
-                self.log.event.error(
-                    "worker_cannot_start", worker=slot, incarnation=incarnation, stage=m.get("stage"), error=m.get("message"),
-                    traceback=m.get("traceback"),
-                )  # fmt: skip
-                self.feed(ev.WorkerFailed(slot, incarnation, f"{m.get('stage')}: {m.get('message')}"))
-            case kind:
-                self.log.event.warning("unknown_message", source="worker", worker=slot, kind=kind)
-
-    def _on_line(self, child: Child, source: str, text: str) -> None:
-        whose = self._whose.get(child)
-        if isinstance(whose, tuple):
-            self.log.event.info(
-                "output", component="worker", pid=child.pid, worker=whose[0], incarnation=whose[1], source=source, line=text
-            )
-        else:
-            component = "router" if whose is not None else "probe"
-            self.log.event.info("output", component=component, pid=child.pid, source=source, line=text)
-
-    def _end_children(self) -> None:
-        """Kill what is left when the pool quits: nothing may outlive it."""
-        for child in (*self._workers.values(), *([self._router] if self._router else [])):
-            child.signal(signal.SIGKILL)
 
     # What is asked, and what is told.
 
@@ -385,26 +258,15 @@ class Supervisor:
         """How children log: as we do now."""
         level = next(name for name, value in LEVELS.items() if value == self.log.level)
         logs = self.config.logs
-        return LogSpec(level=level, format=logs.format, file=logs.file, fd=self._log_fd, queue_size=logs.queue_size)
+        return LogSpec(level=level, format=logs.format, file=logs.file, fd=self.children.log_fd, queue_size=logs.queue_size)
 
     def child(self, slot: int) -> Child | None:
         """The process that is in a slot now."""
-        return self._workers.get((slot, self.pool.slots[slot].incarnation))
+        return self.children.workers.get((slot, self.pool.slots[slot].incarnation))
 
     async def books(self) -> dict[str, Any]:
-        """The router's books: fresh if it gives them in time, else its last ones."""
-        if self._router is not None and self.pool.router.up:
-            self._books_asked += 1
-            n = self._books_asked
-            self._books_waiters[n] = self._loop.create_future()
-            try:
-                if self._router.channel.send({"t": "stats", "n": n}):
-                    await asyncio.wait_for(self._books_waiters[n], _BOOKS_TIMEOUT_S)
-            except (TimeoutError, asyncio.CancelledError):
-                self.log.event.warning("router_books_late", timeout_s=_BOOKS_TIMEOUT_S)
-            finally:
-                del self._books_waiters[n]
-        return self._books
+        """The router's books, fresh if it gives them in time."""
+        return await self.children.books() if self.pool.router.up else self.children.last_books
 
     async def status(self) -> dict[str, Any]:
         """The status document."""
@@ -414,9 +276,8 @@ class Supervisor:
             generation=self.generation, devices=self.devices, models=self.models, last_reload_error=self.last_reload_error,
         )  # fmt: skip
         views = [self.cards.view(n) if self.cards else {} for n in range(len(self.devices))]
-        return document(
-            self.pool, about, books, self._router.pid if self._router else None, self.records(), views, time.monotonic()
-        )
+        router = self.children.router
+        return document(self.pool, about, books, router.pid if router else None, self.records(), views, time.monotonic())
 
     def apply(self, config: Config, models: Sequence[ModelSpec]) -> None:
         """Put the live part of a new, checked configuration into force everywhere."""
@@ -428,24 +289,22 @@ class Supervisor:
         self._board.set(Word.LOG_LEVEL, self.log.level)
         self.feed(ev.PolicyChanged(policy_from(config)))
         r = config.router
-        if self._router:
-            self._router.channel.send({
-                "t": "settings", "max_pending": r.max_pending, "max_pending_bytes": r.max_pending_bytes,
-                "default_timeout_ms": r.default_timeout_ms, "policy": r.policy,
-                "batching": [asdict(m.batching) for m in self.models],
-            })  # fmt: skip
-        for child in self._workers.values():
-            child.channel.send({"t": "settings", "batching": [asdict(m.batching) for m in self.models]})
+        batching = [asdict(m.batching) for m in self.models]
+        self.children.tell_router({
+            "t": "settings", "max_pending": r.max_pending, "max_pending_bytes": r.max_pending_bytes,
+            "default_timeout_ms": r.default_timeout_ms, "policy": r.policy, "batching": batching,
+        })  # fmt: skip
+        self.children.tell_workers({"t": "settings", "batching": batching})
 
     def _readiness(self) -> tuple[bool, str]:
-        return self.pool.ready, summary(self.pool, int(self._books.get("pending", 0)))
+        return self.pool.ready, summary(self.pool, int(self.children.last_books.get("pending", 0)))
 
     def _tell_systemd(self) -> None:
         if self.pool.ready and not self._announced:
             self._announced = True
             self.notifier.ready()
             self.log.event.info("pool_ready", after_s=round(time.monotonic() - self._started_mono, 3))
-        self.notifier.status(summary(self.pool, int(self._books.get("pending", 0))))
+        self.notifier.status(summary(self.pool, int(self.children.last_books.get("pending", 0))))
 
     def _on_stop_signal(self, name: str) -> None:
         self.log.event.info("stop_asked", signal=name)

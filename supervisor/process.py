@@ -192,7 +192,7 @@ def raise_oom_score(pid: int, score: int) -> None:
         Path(f"/proc/{pid}/oom_score_adj").write_text(str(score))
 
 
-def thread_environment(workers: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Cores / workers for each thread pool that a library would else size to the whole machine; an operator's own value wins."""
-    share = str(max(1, len(os.sched_getaffinity(0)) // max(1, workers)))
-    return {name: share for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS") if name not in inherited}
+def thread_environment(threads: int, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Size each thread pool that a library would else size to the whole machine; an operator's own value wins."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    return {name: str(threads) for name in names if name not in inherited}

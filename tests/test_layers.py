@@ -16,7 +16,7 @@ FOLDERS = (*PROCESSES, "supervisor/cards")
 #: Modules that may touch the clock, sockets, files, the environment or threads. All others only compute.
 SHELLS = {
     "supervisor": {
-        "__init__", "card_watch", "control", "devices", "drill", "instance", "loop", "main", "notify", "oom", "probes", "process", "state_file",
+        "__init__", "card_watch", "children", "control", "devices", "drill", "instance", "loop", "main", "notify", "oom", "probes", "process", "state_file",
         "verbs",
     },
     "supervisor/cards": {

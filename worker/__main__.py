@@ -184,6 +184,9 @@ def main() -> NoReturn:
     spec = worker_spec(inherited.spec)
     if spec.log.fd > 2 and not spec.log.file:
         os.set_inheritable(spec.log.fd, False)
+    if spec.cpus:
+        with contextlib.suppress(OSError):  # the set may have been narrowed since; then the old one holds
+            os.sched_setaffinity(0, spec.cpus)  # before any thread is started, and before torch counts its cores
     Worker(inherited, spec).run()
 
 
