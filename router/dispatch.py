@@ -68,7 +68,9 @@ class Dispatch:
         else:
             if there is not None:  # the supervisor lets a slot's next process start only when the last one is dead
                 self.lost(there.slot, there.incarnation, None, now, blame=False, reason="replaced")
-            fleet.add(Worker(peer, hello))
+            newcomer = Worker(peer, hello)
+            newcomer.answered_at = now
+            fleet.add(newcomer)
             self._event("info", "worker_joined", worker=hello.slot, incarnation=hello.incarnation)
         fleet.changed()
         self.joined_ever = True
@@ -107,6 +109,7 @@ class Dispatch:
             elif code == ErrorCode.INTERNAL:
                 self._failed(worker)
         if worker is not None and results:
+            worker.answered_at = now
             self._learn(worker, results[-1])
 
     def bye(self, peer: bytes, tickets: Collection[int], now: float) -> None:
@@ -181,9 +184,9 @@ class Dispatch:
         self._ready, self._coming = ready, coming
         self._ledger.set_bounds(admission=admission)
 
-    def observe(self, readings: Sequence[Reading]) -> None:
+    def observe(self, readings: Sequence[Reading], now: float) -> None:
         """Take over what the board says; worth doing every few milliseconds under load."""
-        apply_readings(self.fleet, readings)
+        apply_readings(self.fleet, readings, now)
         self.forecast.update(self.fleet.usable)
         self._no_room = False
 

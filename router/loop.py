@@ -109,7 +109,7 @@ class Router:
             more |= drain(self._clients, core.message, now, max_messages=_TURN_MESSAGES, max_bytes=_TURN_BYTES)
             if core.ledger.pending and now >= self._read_at + _READING_S:
                 self._read_at = now
-                core.workers.observe(self._readings())
+                core.workers.observe(self._readings(), now)
             self._act(now)
             self._arm(now)
         finally:

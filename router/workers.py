@@ -19,7 +19,7 @@ class Worker:
     """One registered incarnation. `rows` is the router's own count of samples sent and not answered."""
 
     __slots__ = (
-        "batch_limit", "batch_s", "failures", "idle_told", "incarnation", "leaving", "outstanding", "peer", "proven",
+        "answered_at", "batch_limit", "batch_s", "failures", "idle_told", "incarnation", "leaving", "outstanding", "peer", "proven",
         "reported", "room", "rows", "service_s", "sick", "slot", "turn",
     )  # fmt: skip
 
@@ -36,6 +36,7 @@ class Worker:
         self.idle_told = False  # the supervisor knows that it has nothing left; matters while its slot is held
         self.sick = False  # reported for replacement
         self.failures = 0  # infrastructure errors in a row
+        self.answered_at = 0.0  # when it last answered
         self.batch_s = 0.0  # smoothed duration of a batch, 0 until known
         self.service_s = 1.0  # relative cost of a sample, see balance
         self.reported = 0  # rows that the board shows

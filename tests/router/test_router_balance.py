@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpupool.link import Hello
-from gpupool.router.balance import Balance, Policy, Reading, apply_readings
+from gpupool.router.balance import HALF_LIFE_S, Balance, Policy, Reading, apply_readings
 from gpupool.router.requests import Request
 from gpupool.router.workers import Fleet, Worker
 
@@ -76,7 +76,7 @@ def test_queue_bound_limits_the_room_of_large_batches() -> None:
 def test_small_differences_of_cost_are_none() -> None:
     fleet = fleet_of(0, 0)
 
-    apply_readings(fleet, [Reading(0, 1, 0, 32, 0.0100), Reading(1, 1, 0, 32, 0.0140)])
+    apply_readings(fleet, [Reading(0, 1, 0, 32, 0.0100), Reading(1, 1, 0, 32, 0.0140)], 0.0)
 
     assert fleet.by_slot[0].service_s == fleet.by_slot[1].service_s
 
@@ -84,7 +84,7 @@ def test_small_differences_of_cost_are_none() -> None:
 def test_unknown_cost_is_the_mean_of_the_others() -> None:
     fleet = fleet_of(0, 0, 0)
 
-    apply_readings(fleet, [Reading(0, 1, 0, 32, 0.01), Reading(1, 1, 0, 32, 0.03)])
+    apply_readings(fleet, [Reading(0, 1, 0, 32, 0.01), Reading(1, 1, 0, 32, 0.03)], 0.0)
 
     assert fleet.by_slot[2].service_s == pytest.approx(0.02)
 
@@ -92,7 +92,7 @@ def test_unknown_cost_is_the_mean_of_the_others() -> None:
 def test_absurdly_cheap_worker_does_not_attract_all_traffic() -> None:
     fleet = fleet_of(0, 0)
 
-    apply_readings(fleet, [Reading(0, 1, 0, 32, 1e-9), Reading(1, 1, 0, 32, 0.1)])
+    apply_readings(fleet, [Reading(0, 1, 0, 32, 1e-9), Reading(1, 1, 0, 32, 0.1)], 0.0)
 
     assert picks(fleet, Policy.SHORTEST_WAIT, 27).count(1) >= 3
 
@@ -110,7 +110,7 @@ def test_stale_or_absurd_record_changes_nothing(reading: Reading) -> None:
     fleet = fleet_of(5, 5)
     before = [(w.rows, w.room, w.batch_limit) for w in fleet.by_slot.values()]
 
-    apply_readings(fleet, [reading])
+    apply_readings(fleet, [reading], 0.0)
 
     assert [(w.rows, w.room, w.batch_limit) for w in fleet.by_slot.values()] == before
     assert fleet.by_slot[0].reported == 0
@@ -120,7 +120,7 @@ def test_stale_or_absurd_record_changes_nothing(reading: Reading) -> None:
 def test_board_raises_the_load_and_never_lowers_it() -> None:
     fleet = fleet_of(4, 4)
 
-    apply_readings(fleet, [Reading(0, 1, 20, 32, 0.0), Reading(1, 1, 0, 32, 0.0)])
+    apply_readings(fleet, [Reading(0, 1, 20, 32, 0.0), Reading(1, 1, 0, 32, 0.0)], 0.0)
 
     assert picks(fleet, Policy.SHORTEST_QUEUE, 10) == [1] * 10
     assert fleet.by_slot[1].rows == 14
@@ -129,6 +129,20 @@ def test_board_raises_the_load_and_never_lowers_it() -> None:
 def test_batch_limit_on_the_board_sets_the_room() -> None:
     fleet = fleet_of(0)
 
-    apply_readings(fleet, [Reading(0, 1, 0, 4, 0.0)])
+    apply_readings(fleet, [Reading(0, 1, 0, 4, 0.0)], 0.0)
 
     assert fleet.by_slot[0].room == 8
+
+
+def test_a_cost_that_nothing_confirms_fades_so_that_one_slow_batch_is_not_for_ever() -> None:
+    fleet = fleet_of(0, 0)
+    readings = [Reading(0, 1, 0, 32, 0.002), Reading(1, 1, 0, 32, 0.200)]
+    fleet.by_slot[0].answered_at = 100.0
+    fleet.by_slot[1].answered_at = 100.0
+
+    apply_readings(fleet, readings, 100.0)
+    assert set(picks(fleet, Policy.SHORTEST_WAIT, 4)) == {0}
+
+    fleet.by_slot[0].answered_at = 100.0 + 10 * HALF_LIFE_S
+    apply_readings(fleet, readings, 100.0 + 10 * HALF_LIFE_S)
+    assert 1 in picks(fleet, Policy.SHORTEST_WAIT, 4)

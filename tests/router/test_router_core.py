@@ -367,7 +367,7 @@ def test_deadline_that_cannot_be_met_is_refused_at_once() -> None:
     world.answer(peer, batch_size=1, forward_s=1.0)
     for i in range(12):
         world.ask(f"r{i}")
-    world.core.workers.observe([])
+    world.core.workers.observe([], world.now)
 
     world.ask("hopeless", timeout_ms=2000)
     world.ask("patient", timeout_ms=60_000)
@@ -384,7 +384,7 @@ def test_urgent_request_is_judged_by_what_stands_before_it() -> None:
     world.answer(peer, batch_size=1, forward_s=1.0)
     for i in range(12):
         world.ask(f"r{i}", priority=1)
-    world.core.workers.observe([])
+    world.core.workers.observe([], world.now)
 
     world.ask("urgent", timeout_ms=5000, priority=9)
 
@@ -396,7 +396,7 @@ def test_nothing_is_refused_early_while_a_worker_is_unknown() -> None:
     world.join(batch_limit=1)
     for i in range(50):
         world.ask(f"r{i}")
-    world.core.workers.observe([])
+    world.core.workers.observe([], world.now)
 
     world.ask("a", timeout_ms=100)
 

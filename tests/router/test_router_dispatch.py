@@ -560,7 +560,7 @@ def test_tickets_of_two_routers_of_a_pool_never_meet() -> None:
 def test_slower_card_gets_less() -> None:
     world = RouterWorld()
     fast, slow = world.join(0, batch_limit=8), world.join(1, batch_limit=8)
-    world.core.workers.observe([Reading(0, 1, 0, 8, 0.01), Reading(1, 1, 0, 8, 0.03)])
+    world.core.workers.observe([Reading(0, 1, 0, 8, 0.01), Reading(1, 1, 0, 8, 0.03)], world.now)
 
     for i in range(8):
         world.ask(f"r{i}")
