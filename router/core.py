@@ -205,7 +205,8 @@ class Core:
         state = "starting" if self.mode is Mode.OPEN and not self.workers.joined_ever else str(self.mode)
         return {
             "state": state, "pending": ledger.pending, "in_flight": accounts.in_flight, "accepted_total": accounts.accepted,
-            "replied_total": dict(accounts.replied), "undeliverable_total": accounts.undeliverable,
+            "replied_total": dict(accounts.replied),
+            "replied_by_model": {model: dict(codes) for model, codes in accounts.by_model.items()}, "undeliverable_total": accounts.undeliverable,
             "late_results_total": accounts.late_results, "redispatched_total": dict(accounts.redispatched),
             "poisoned": len(ledger.poison),
             "workers": {w.slot: w.rows for w in self.workers.fleet.by_slot.values()},

@@ -45,6 +45,7 @@ class Ledger:
 
     def __init__(self, spec: RouterSpec) -> None:
         self._max_attempts = spec.max_attempts
+        self._names = [m.name for m in spec.models]
         self.max_pending = spec.max_pending
         self.max_pending_bytes = spec.max_pending_bytes
         self._admission = 1.0  # share of these bounds in force: with fewer workers the same backlog would wait longer
@@ -105,7 +106,7 @@ class Ledger:
         request.frames = ()
         del self.open[request.client, request.id]
         self.deadlines.remove(request)
-        self.accounts.replied[code] += 1
+        self.accounts.answered(self._names[request.model], code)
         self.commands.append(reply)
 
     def withdraw(self, request: Request) -> None:

@@ -24,6 +24,7 @@ from .cards.topology import cores_of, cpus_of, threads_per_worker
 from .children import Children
 from .control import ControlServer
 from .kept import Kept, KeptSlot
+from .metrics import page
 from .notify import Notifier
 from .pool import Pool, PoolState, open_gate
 from .probes import ProbeServer
@@ -77,7 +78,7 @@ class Supervisor:
         self.pool = Pool(len(devices), policy_from(config), random.Random(), self.cards.gate if self.cards else open_gate)
         self._verbs = Verbs(self)
         self._control = ControlServer(instance.runtime.control, self._verbs.table())
-        self._probes = ProbeServer(config.http.bind, self._readiness) if config.http.bind else None
+        self._probes = ProbeServer(config.http.bind, self._readiness, self._metrics) if config.http.bind else None
 
     async def run(self) -> int:
         """Start everything and stay until the pool has quit.
@@ -277,7 +278,11 @@ class Supervisor:
         )  # fmt: skip
         views = [self.cards.view(n) if self.cards else {} for n in range(len(self.devices))]
         router = self.children.router
-        return document(self.pool, about, books, router.pid if router else None, self.records(), views, time.monotonic())
+        drops = dict(self.log.sink.dropped)
+        return {
+            **document(self.pool, about, books, router.pid if router else None, self.records(), views, time.monotonic()),
+            "log_records_dropped": drops,
+        }
 
     def apply(self, config: Config, models: Sequence[ModelSpec]) -> None:
         """Put the live part of a new, checked configuration into force everywhere."""
@@ -298,6 +303,10 @@ class Supervisor:
 
     def _readiness(self) -> tuple[bool, str]:
         return self.pool.ready, summary(self.pool, int(self.children.last_books.get("pending", 0)))
+
+    async def _metrics(self) -> str:
+        xids = self.cards.health.xids.totals if self.cards else {}
+        return page(await self.status(), self.pool.workers.ends, xids)
 
     def _tell_systemd(self) -> None:
         if self.pool.ready and not self._announced:

@@ -6,6 +6,7 @@ Part of the pool's core and as pure: time comes in, commands go out through `out
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -53,6 +54,7 @@ class Workers:
         self.slots = [Slot(n) for n in range(count)]
         self.policy = policy
         self.stopping = False
+        self.ends: Counter[tuple[int, str]] = Counter()  # of processes, by slot and kind; ends of the pool itself left out
         self.windows_since = 0.0  # the host was paused until then: ages before it say nothing
         self._router = router
         self._rng = rng
@@ -136,6 +138,8 @@ class Workers:
             "cause": slot.reason or exit_.cause, "planned": slot.purpose in (Purpose.RESTART, Purpose.REST),
             "lived_s": round(now - slot.spawned_at, 3), "stderr": list(exit_.stderr),
         }  # fmt: skip
+        if not self.stopping:
+            self.ends[slot.number, _KINDS[slot.purpose]] += 1
         purpose, slot.pid, slot.joined, slot.late, slot.ladder = slot.purpose, None, False, False, []
         if self.stopping or purpose == Purpose.REST:
             slot.change(Change.REST, now)
