@@ -61,6 +61,8 @@ class Pool:
         self._drain_ends_at: float | None = None
         self._stopping_workers = False
         self._told_expect: tuple[int, int, float] | None = None
+        self._told_held: set[int] = set()
+        self._told_avoided: set[int] = set()
         self._told_limits = (tuple(1.0 for _ in self.slots), 1.0)
         self._quit = False
 
@@ -100,7 +102,7 @@ class Pool:
                     slot.info = dict(info)
             case ev.WorkerFailed(number, incarnation, message):
                 if slot := workers.current(number, incarnation):
-                    slot.reason = message
+                    slot.failed, slot.reason = True, message
             case ev.WorkerJoined(number, incarnation):
                 if slot := workers.current(number, incarnation):
                     workers.joined(slot, now)
@@ -206,9 +208,8 @@ class Pool:
     def _router_joined(self, bind: Sequence[str], now: float) -> None:
         self.router.bound(bind, now)
         self._told_expect = None
-        for slot in self.slots:
-            if slot.held or (slot.state == State.DRAINING and slot.purpose != Purpose.NONE):
-                self.workers.tell("hold", "still held", slot=slot.number)
+        self._told_held.clear()
+        self._told_avoided.clear()
         if self.stop_asked_at is not None:
             self.workers.tell("drain", "still stopping")
 
@@ -235,8 +236,7 @@ class Pool:
         slot.held = True
         if slot.state == State.READY:
             slot.change(Change.HOLD, now)
-            self.workers.tell("hold", "drain asked", slot=slot.number)
-        elif slot.state == State.BACKING_OFF:
+        elif slot.state in (State.BACKING_OFF, State.PARKED):
             slot.due_at = None
             slot.change(Change.REST, now)
 
@@ -244,17 +244,14 @@ class Pool:
         slot.held = False
         if slot.state in (State.DRAINING, State.DRAINED) and slot.purpose == Purpose.NONE:
             slot.change(Change.RELEASE, now)
-            self.workers.tell("release", "resume asked", slot=slot.number)
         elif slot.state == State.STOPPING and slot.purpose == Purpose.REST:
             slot.purpose = Purpose.RESTART
         elif slot.purpose == Purpose.REST and slot.state == State.DRAINING:
             slot.purpose, slot.drain_ends_at = Purpose.NONE, None
             slot.change(Change.RELEASE, now)
-            self.workers.tell("release", "resume asked", slot=slot.number)
         elif slot.state in (State.PARKED, State.STOPPED, State.BACKING_OFF):
             slot.history.deaths.clear()
             slot.history.step, slot.on_probation = 0, False
-            self.workers.tell("release", "resume asked", slot=slot.number)
             self.workers.start(slot, "resume asked", now)
 
     def _restart(self, slot: Slot, now: float, *, force: bool) -> None:
@@ -288,8 +285,7 @@ class Pool:
         """Take a serving slot out of service, for what comes when its work is done or the drain limit is reached."""
         if slot.state == State.READY:
             slot.change(Change.HOLD, now)
-        slot.purpose, slot.drain_ends_at = purpose, now + self.policy.drain_timeout_s
-        self.workers.tell("hold", reason, slot=slot.number)
+        slot.purpose, slot.reason, slot.drain_ends_at = purpose, reason, now + self.policy.drain_timeout_s
 
     def _stop(self, now: float) -> None:
         workers = self.workers
@@ -339,6 +335,8 @@ class Pool:
         if limits != self._told_limits:
             self._told_limits = limits
             self._out.append(SetLimits(*limits, f"{healthy} of {len(self.slots)} workers are healthy"))
+        if self.router.up:
+            self._tell_router_of_slots()
         # After the router's own restart those that serve are still on their way to it.
         coming = sum(s.state in COMING or s.purpose == Purpose.RESTART or (s.serving and not s.joined) for s in self.slots)
         expect = (self.ready_count, coming, factors.batch)
@@ -346,6 +344,16 @@ class Pool:
             self._told_expect = expect
             # Fewer workers drain the same backlog more slowly: its bounds shrink with the batch limits.
             self.workers.tell("expect", ready=self.ready_count, coming=coming, admission=factors.batch)
+
+    def _tell_router_of_slots(self) -> None:
+        """Bring the router's view of every slot to what its state asks for: said in one place, so that no way to it is forgotten."""
+        held = {s.number for s in self.slots if s.wants_hold}
+        avoided = {s.number for s in self.slots if s.wants_avoid}
+        for number in sorted(held ^ self._told_held):
+            self.workers.tell("hold" if number in held else "release", str(self.slots[number].state), slot=number)
+        for number in sorted(avoided ^ self._told_avoided):
+            self.workers.tell("avoid", str(self.slots[number].state), slot=number, on=number in avoided)
+        self._told_held, self._told_avoided = held, avoided
 
     def _finish(self, code: ExitCode, reason: str) -> None:
         self._quit = True

@@ -87,7 +87,7 @@ class Workers:
         slot.change(Change.SPAWN, now)
         slot.incarnation += 1
         slot.pid, slot.spawned_at, slot.ready_at, slot.due_at = None, now, None, None
-        slot.joined = slot.late = False
+        slot.joined = slot.late = slot.failed = False
         slot.purpose, slot.reason, slot.ladder, slot.batches, slot.info = Purpose.NONE, "", [], 0, {}
         self._out.append(SpawnWorker(slot.number, slot.incarnation, reason))
 
@@ -148,8 +148,6 @@ class Workers:
             self.report("worker_exited", slot, "error", **_told(last_exit))
         elif purpose == Purpose.RESTART:
             slot.change(Change.REST, now)
-            if not slot.held:
-                self.tell("release", "restart asked", slot=slot.number)
             self.start(slot, "restart asked", now)
         elif slot.held:
             # What an operator took out of service is not brought back by a crash; `resume` starts it again.
@@ -161,7 +159,8 @@ class Workers:
 
     def _crashed(self, slot: Slot, exit_: ev.Exit, now: float, *, stable: bool) -> None:
         slot.crashed = True
-        if exit_.code in RESTART_CANNOT_HELP:
+        # Only where the worker said why: a model may exit with any code.
+        if exit_.code in RESTART_CANNOT_HELP and slot.failed:
             self._park(slot, f"exit code {exit_.code}: no restart can help", None, now)
             return
         if stable:
@@ -216,7 +215,6 @@ class Workers:
         if late != slot.late and slot.serving:
             slot.late = late
             self.report("worker_late" if late else "worker_on_time", slot, "warning" if late else "info", reason=reason)
-            self.tell("avoid", reason, slot=slot.number, on=late)
         if slot.drain_ends_at is not None and now >= slot.drain_ends_at and slot.purpose != Purpose.NONE:
             self.end(slot, slot.purpose, self.gentle(), "drain limit reached", now)
 
@@ -231,7 +229,6 @@ class Workers:
             self.report("worker_ready", slot, after_s=round(now - slot.spawned_at, 3))
             if slot.held:
                 slot.change(Change.HOLD, now)
-                self.tell("hold", "drained before its restart", slot=slot.number)
 
     def idle(self, slot: Slot, now: float) -> None:
         """A held process has finished what it was given."""

@@ -75,7 +75,7 @@ class Worker:
         try:
             self.serve(self.load())
         except LoadError as e:
-            self.fail(Exit.MODEL_FAILED, e.stage, e.message, e.trace)
+            self.fail(Exit.BAD_CONFIG if e.stage == "config" else Exit.MODEL_FAILED, e.stage, e.message, e.trace)
         except DeviceError as e:
             self.fail(Exit.DEVICE_UNUSABLE, "device", str(e), "")
         except BaseException as e:  # a bug of ours: say so, and end although a model's threads may still run

@@ -235,6 +235,43 @@ def test_a_restart_that_races_a_crash_starts_one_process() -> None:
     assert world.states()[0] == "ready"
 
 
+def test_a_hang_while_a_restart_drains_ends_in_a_worker_that_serves() -> None:
+    world = World(slots=1).start()
+    world.busy.add(0)
+    world.processes[0].phase, world.processes[0].phase_deadline = Phase.BATCH, world.now + 5.0
+    world.feed(ev.RestartAsked([0]))
+    assert world.router_held == {0}
+    world.run(20.0)
+    assert world.states() == ["ready"]
+    assert world.router_held == set()
+
+
+def test_resume_while_a_drained_worker_loads_is_not_lost() -> None:
+    world = World()
+    world.feed(ev.Started(held=[1]))
+    world.feed(ev.ResumeAsked([1]))
+    world.run(3.0)
+    assert world.states() == ["ready", "ready"]
+    assert world.router_held == set()
+
+
+def test_a_drained_worker_is_not_started_for_a_half_open_try() -> None:
+    world = World(fails_to_load={1}).start()
+    world.run(600.0)
+    assert world.states()[1] == "parked"
+    world.feed(ev.DrainAsked([1]))
+    before = len(world.spawns)
+    world.run(2000.0)
+    assert len(world.spawns) == before
+
+
+def test_an_exit_code_of_the_models_own_choosing_does_not_park_for_ever() -> None:
+    world = World().start()
+    world.kill(0, code=int(Exit.BAD_CONFIG))
+    world.run(3.0)
+    assert world.states() == ["ready", "ready"]
+
+
 def test_a_crash_while_a_restart_is_asked_for_is_blamed_all_the_same() -> None:
     world = World().start()
     world.busy.add(0)
@@ -356,6 +393,12 @@ class PoolMachine(RuleBasedStateMachine):
             }  # fmt: skip
             self.world.feed(events[verb])
 
+    @rule(n=st.integers(0, 9), hangs=st.booleans())
+    def worker_runs_a_batch(self, n: int, hangs: bool) -> None:
+        if (process := self.world.processes.get(self.one(n))) and process.joined:
+            process.phase = Phase.BATCH if hangs else Phase.IDLE
+            process.phase_deadline = self.world.now + 3.0 if hangs else 0.0
+
     @rule(slots=st.sets(st.integers(0, 4)))
     def models_break_or_heal(self, slots: set[int]) -> None:
         self.world.fails_to_load = slots
@@ -378,6 +421,13 @@ class PoolMachine(RuleBasedStateMachine):
         if self.world.quit_code is None:
             for slot in self.world.pool.slots:
                 assert (slot.number in self.world.processes) == (slot.state in ALIVE)
+
+    @invariant()
+    def a_slot_that_serves_is_not_held_in_the_router(self) -> None:
+        if self.world.quit_code is None and self.world.router_alive and self.world.pool.stop_asked_at is None:
+            for slot in self.world.pool.slots:
+                if slot.state == "ready":
+                    assert slot.number not in self.world.router_held
 
     @invariant()
     def limits_never_exceed_what_is_configured(self) -> None:
