@@ -18,10 +18,14 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed; the board as it reads now, by slot. `late_s`: how much later than planned the loop came round."""
+    """Time passed; the board as it reads now, by slot.
+
+    `late_s`: how much later than planned the loop came round. `router_beat`: the instant of the router's last beat, None: not looked at.
+    """
 
     records: Sequence[SlotRecord]
     late_s: float = 0.0
+    router_beat: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,11 @@ class RouterExited:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterDeaf:
+    """A message that the router must know could not be sent to it."""
+
+
+@dataclass(frozen=True, slots=True)
 class RouterDrained:
     """Nothing is pending and nothing in flight."""
 
@@ -220,6 +229,7 @@ Event = (
     | WorkerExited
     | RouterUp
     | RouterExited
+    | RouterDeaf
     | RouterDrained
     | DrainAsked
     | ResumeAsked

@@ -10,7 +10,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from gpupool.board import Board, SlotRecord, SlotWord, Word
@@ -145,6 +145,8 @@ class Supervisor:
                     self.children.router.signal(signal.SIGKILL)
             case cmd.TellRouter(message, reason):
                 sent = self.children.tell_router(message)
+                if not sent and self.children.router:
+                    self.feed(ev.RouterDeaf())
                 if message["t"] != "expect":
                     self.log.event.info(
                         "router_told", message=message["t"], worker=message.get("slot"), reason=reason, sent=sent
@@ -176,7 +178,7 @@ class Supervisor:
         self.children.look(now)
         if self.cards:
             self.cards.tick(late_s)
-        self.feed(ev.Tick(self.records(), late_s))
+        self.feed(ev.Tick(self.records(), late_s, self._board.get(Word.ROUTER_BEAT_NS) / 1e9))
         # Last, so that only a tick that went all the way counts as a sign of life.
         self.notifier.tick(now, loading=not self._announced and self.pool.state == PoolState.STARTING)
 
@@ -284,12 +286,10 @@ class Supervisor:
             "log_records_dropped": drops,
         }
 
-    def apply(self, config: Config, models: Sequence[ModelSpec]) -> None:
-        """Put the live part of a new, checked configuration into force everywhere."""
+    def apply(self, config: Config) -> None:
+        """Put a configuration into force everywhere that differs from the present one in live keys only."""
         self.config, self.generation, self.last_reload_error = config, self.generation + 1, None
-        self.models = (
-            tuple(replace(old, batching=new.batching) for old, new in zip(self.models, models, strict=False)) or self.models
-        )
+        self.models = config.specs
         self.log.set_level(LEVELS[config.logs.level])
         self._board.set(Word.LOG_LEVEL, self.log.level)
         self.feed(ev.PolicyChanged(policy_from(config)))

@@ -27,6 +27,8 @@ from .workers import Gate, Workers
 
 #: At the pool's start: as often as this the router may fail to bind before the pool gives up.
 _ROUTER_FIRST_TRIES: Final = 5
+#: A router without a beat for so long (or twice the heartbeat's time-out) is replaced.
+_ROUTER_DEAD_S: Final = 5.0
 #: The supervisor's own loop came round so late that the ages it sees are its own.
 _PAUSE_S: Final = 1.0
 
@@ -85,12 +87,19 @@ class Pool:
                     each.held = each.number in held
                     if each.sentence is None:
                         workers.start(each, "start", now)
-            case ev.Tick(records, late_s):
+            case ev.Tick(records, late_s, router_beat):
                 if late_s > _PAUSE_S:
                     workers.windows_since = now
                 for each in self.slots:
                     workers.tick(each, records[each.number], now)
+                if router_beat is not None:
+                    late = self.policy.liveness.heartbeat_timeout_s
+                    self._out += self.router.watch(
+                        router_beat, now, late_s=late, dead_s=max(_ROUTER_DEAD_S, 2 * late), since=workers.windows_since
+                    )
                 self._tick_pool(now)
+            case ev.RouterDeaf():
+                self._out += self.router.deaf()
             case ev.WorkerSpawned(number, incarnation, pid):
                 if slot := workers.current(number, incarnation):
                     slot.pid = pid
@@ -161,7 +170,9 @@ class Pool:
     @property
     def ready(self) -> bool:
         """Whether the pool can serve."""
-        return self.router.up and self.stop_asked_at is None and self.ready_count >= self.policy.min_ready
+        return (
+            self.router.up and not self.router.late and self.stop_asked_at is None and self.ready_count >= self.policy.min_ready
+        )
 
     @property
     def degraded(self) -> bool:

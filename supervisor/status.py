@@ -56,7 +56,7 @@ def document(
             "last_reload_error": about.last_reload_error,
         },
         "router": {
-            "state": "ready" if pool.router.up else "starting", "pid": router_pid, "restarts": max(0, pool.router.epoch - 1),
+            "state": ("late" if pool.router.late else "ready") if pool.router.up else "starting", "pid": router_pid, "restarts": max(0, pool.router.epoch - 1),
             "bind": list(pool.router.bind),
             **{key: books.get(key, 0) for key in ("pending", "in_flight", "accepted_total")},
             "replied_total": books.get("replied_total", {}),

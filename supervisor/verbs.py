@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from . import drill
 from . import events as ev
 from .control import Refused, Verb
-from .reload import difference
+from .devices import DeviceError, choose
+from .reload import difference, merged
 
 if TYPE_CHECKING:
     from .loop import Supervisor
@@ -109,19 +111,21 @@ class Verbs:
                 s.notifier.reloaded()  # also when refused: the pool serves on
 
     async def _reload_now(self) -> dict[str, Any]:
-        from gpupool.config import ConfigErrors, load_config, model_specs
+        from gpupool.config import ConfigErrors, load_config
 
         s = self._supervisor
         try:
-            # In a thread: hashing a model's files takes longer than the loop may stand still.
+            # In threads: hashing a model's files, and asking NVML, take longer than the loop may stand still.
             config = await asyncio.to_thread(load_config, s.config.source)
-            models = await asyncio.to_thread(model_specs, config)
-        except ConfigErrors as e:
-            s.last_reload_error = "; ".join(str(error) for error in e.errors)
-            s.log.event.error("reload_refused", errors=[str(error) for error in e.errors])
+            if config.pool.devices != s.config.pool.devices:
+                await asyncio.to_thread(choose, config.pool.devices, os.environ)
+        except (ConfigErrors, DeviceError) as e:
+            errors = [str(error) for error in e.errors] if isinstance(e, ConfigErrors) else [str(e)]
+            s.last_reload_error = "; ".join(errors)
+            s.log.event.error("reload_refused", errors=errors)
             raise Refused("bad_config", s.last_reload_error) from None
         changes = difference(s.config, config)
-        s.apply(config, models)
+        s.apply(merged(s.config, config))
         s.log.event.info(
             "reloaded",
             config_generation=s.generation,

@@ -353,6 +353,36 @@ def test_a_sick_worker_is_replaced_without_blaming_its_requests() -> None:
     assert world.states()[0] == "ready"
 
 
+def test_a_router_that_hangs_is_no_longer_ready_and_then_replaced() -> None:
+    world = World().start()
+    records = [world.record(n) for n in range(2)]
+    beat = world.now
+    world.now += 3.0
+    world.feed(ev.Tick(records, 0.0, beat))
+    assert not world.pool.ready
+    assert world.pool.router.epoch == 1
+    world.now += 3.0
+    world.feed(ev.Tick(records, 0.0, beat))
+    assert world.pool.router.epoch == 2
+    assert [c.reason for c in world.log if isinstance(c, cmd.KillRouter)] == ["no beat for 6.0 s"]
+
+
+def test_a_pause_of_the_supervisor_does_not_kill_the_router() -> None:
+    world = World().start()
+    records = [world.record(n) for n in range(2)]
+    beat = world.now
+    world.now += 100.0
+    world.feed(ev.Tick(records, 99.0, beat))
+    assert world.pool.ready
+    assert world.pool.router.epoch == 1
+
+
+def test_a_router_that_takes_no_message_is_replaced() -> None:
+    world = World().start()
+    world.feed(ev.RouterDeaf())
+    assert world.pool.router.epoch == 2
+
+
 class PoolMachine(RuleBasedStateMachine):
     """Random schedules: whatever happens, the invariants hold."""
 
