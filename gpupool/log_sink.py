@@ -33,7 +33,7 @@ def render_json(record: Record) -> bytes:
     try:
         line = orjson.dumps(record, default=_plain, option=orjson.OPT_NON_STR_KEYS)
     except Exception:  # a lone surrogate, a tuple as a key, an integer beyond 64 bits: the record must still come out
-        line = orjson.dumps(_tame(record))
+        line = orjson.dumps(tame(record))
     if len(line) < MAX_LINE_BYTES:
         return line + b"\n"
     return _cut(record, len(line)) + b"\n"
@@ -41,7 +41,7 @@ def render_json(record: Record) -> bytes:
 
 def _cut(record: Record, size: int) -> bytes:
     """Shorten the longest texts until the line fits: a record keeps all its keys, and says how long it was."""
-    kept = {k: v if isinstance(v, (int, float, str, type(None))) else _safe(v) for k, v in _tame(record).items()}
+    kept = {k: v if isinstance(v, (int, float, str, type(None))) else _safe(v) for k, v in tame(record).items()}
     kept["cut_from_bytes"] = size
     for room in (3000, 1500, 700, 300, 100, 40, 10):
         # The end of a long text says more than its start: the error of a traceback, the last words of a dump.
@@ -53,7 +53,7 @@ def _cut(record: Record, size: int) -> bytes:
     return orjson.dumps({k: short[k] for k in names if k in short})
 
 
-def _tame(value: Any, depth: int = 0) -> Any:
+def tame(value: Any, depth: int = 0) -> Any:
     """Rebuild a value of plain JSON types only; what nests too deep becomes text."""
     if value is None or isinstance(value, (bool, float)):
         return value
@@ -61,9 +61,9 @@ def _tame(value: Any, depth: int = 0) -> Any:
         return value
     if depth < _MAX_DEPTH:
         if isinstance(value, dict):
-            return {_safe(k): _tame(v, depth + 1) for k, v in value.items()}
+            return {_safe(k): tame(v, depth + 1) for k, v in value.items()}
         if isinstance(value, (list, tuple, set, frozenset, deque)):
-            return [_tame(v, depth + 1) for v in value]
+            return [tame(v, depth + 1) for v in value]
     return _safe(value)
 
 
@@ -184,7 +184,10 @@ class LogSink:
         # Made here and not where the record was: on a hot path the text of an instant costs as much as all the rest.
         if not record.get("timestamp"):
             record["timestamp"] = iso(record.get("time", 0.0))
-        return self._render(record)
+        try:
+            return self._render(record)
+        except Exception as e:  # one record that cannot be rendered must not end the log
+            return render_json({"event": "log_record_unreadable", "level": "error", **self._stamp, "error": type(e).__name__})
 
     def _write(self, chunk: bytes, records: list[Record]) -> None:
         if not self._put(chunk):

@@ -19,7 +19,7 @@ from typing import Any
 
 import structlog
 
-from gpupool.log_sink import LogSink, Record, render_json
+from gpupool.log_sink import LogSink, Record, render_json, tame
 from gpupool.spec import LogSpec
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -84,7 +84,7 @@ def configure(component: str, spec: LogSpec, **bound: Any) -> Log:
 
 def render_text(record: Record) -> bytes:
     """Make one line for people: time, level, who, event, then the rest as key=value."""
-    rest = dict(record)
+    rest = tame(record)
     stamp = str(rest.pop("timestamp", ""))[11:23]
     level, event, component = (str(rest.pop(k, "?")) for k in ("level", "event", "component"))
     who = component if (slot := rest.pop("worker", None)) is None else f"{component} {slot}"

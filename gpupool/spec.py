@@ -48,8 +48,6 @@ class MemorySpec:
     """Device memory settings handed to workers."""
 
     limit_fraction: float = 0.9
-    empty_cache_above: float = 0.9
-    start_fraction: float = 0.7
 
 
 @dataclass(frozen=True, slots=True)

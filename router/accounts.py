@@ -19,15 +19,15 @@ class Accounts:
         self.accepted = 0
         self.in_flight = 0
         self.replied: Counter[str] = Counter()
-        self.by_model: dict[str, Counter[str]] = {}  # of these, the ones that named a model of ours
+        self.by_model: dict[str, Counter[str]] = {}  # the same by model; "" for what names none of ours
         self.undeliverable = 0  # replies whose client was gone or did not read
         self.late_results = 0  # results of requests that had been answered otherwise, or of nobody's
         self.redispatched: Counter[str] = Counter()
 
-    def refused(self, code: str) -> None:
+    def refused(self, model: str, code: str) -> None:
         """Count a message that was answered without ever being queued."""
         self.accepted += 1
-        self.replied[code] += 1
+        self.answered(model, code)
 
     def answered(self, model: str, code: str) -> None:
         """Count a request that was in the books and is answered."""

@@ -74,11 +74,11 @@ class Core:
                 reply = self.ledger.replies.answered(client, delimiter=delimiter, request_id=header.id, body=body)
                 self.ledger.commands.append(Reply(reply, {}))
         except WireError as e:
-            self._refuse(client, e, frames, delimiter=delimiter)
+            self._refuse(client, e, header, frames, delimiter=delimiter)
         except Exception:  # a fault of ours in one message must not cost the others theirs
             self.ledger.commands.append(Event("error", "message_failed", {"traceback": traceback.format_exc()}))
             mine = Refused("the router failed on this message", ErrorCode.INTERNAL, header.id if header else None)
-            self._refuse(client, mine, frames, delimiter=delimiter)
+            self._refuse(client, mine, header, frames, delimiter=delimiter)
 
     def _infer(self, client: bytes, header: Header, frames: Sequence[bytes], now: float, *, delimiter: bool) -> None:
         ledger, workers = self.ledger, self.workers
@@ -123,9 +123,12 @@ class Core:
         if request is not None:  # else it is answered already, or was never here
             self._end_early(request, ErrorCode.CANCELLED, now, "cancelled by the client")
 
-    def _refuse(self, client: bytes, error: WireError, frames: Sequence[bytes], *, delimiter: bool) -> None:
+    def _refuse(
+        self, client: bytes, error: WireError, header: Header | None, frames: Sequence[bytes], *, delimiter: bool
+    ) -> None:
         ledger = self.ledger
-        ledger.accounts.refused(error.code)
+        model = self._intake.model_name(header) if header is not None and header.type == "infer" else ""
+        ledger.accounts.refused(model, error.code)
         ledger.commands.append(
             ledger.replies.refused(
                 client, error.code, error.message, delimiter=delimiter, request_id=error.request_id, field=error.field,

@@ -36,7 +36,7 @@ _MAX_LINE: Final = 4096
 
 
 class StartChild(Protocol):
-    """Starts a child process of the pool; see Supervisor.start_child."""
+    """Starts a child process of the pool; see Children.start."""
 
     def __call__(
         self,
@@ -142,6 +142,7 @@ class CardWatch:
         """Let go of devices. NVML holds every card open, so the probe ends until all are taken back; health is unknown meanwhile."""
         self._released |= {uuid for uuid, slot in self._slots.items() if slot in slots}
         if self._released:
+            self.health.watching = False
             self._command(self._life.stop())
 
     def take_back(self, slots: Collection[int]) -> None:
@@ -149,6 +150,7 @@ class CardWatch:
         had = bool(self._released)
         self._released -= {uuid for uuid, slot in self._slots.items() if slot in slots}
         if had and not self._released:
+            self.health.watching = True
             self._life = ProbeLife(first_epoch=self._life.epoch)
             self._command(self._life.start(time.monotonic()))
 
@@ -164,6 +166,7 @@ class CardWatch:
             "memory_used_bytes": r.memory_used_bytes, "memory_total_bytes": r.memory_total_bytes, "utilization": r.utilization,
             "temperature_c": r.temperature_c, "power_w": r.power_w, "factor": card.throttle.factor,
             "released": card.uuid in self._released,
+            "probe_pids": [child.pid for child in self._children.values()],
         }  # fmt: skip
 
     def stop(self) -> None:

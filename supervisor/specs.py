@@ -67,7 +67,7 @@ def worker_spec_from(
         device=device.torch_name, device_id=device.id, models=tuple(models), heartbeat_interval_s=s.heartbeat_interval_s,
         load_timeout_s=s.load_timeout_s, batch_timeout_s=s.batch_timeout_s, max_message_bytes=config.router.max_message_bytes,
         search_path=(str(config.source.parent.absolute()),),
-        memory=MemorySpec(m.limit_fraction, m.empty_cache_above, m.start_fraction), log=log,
+        memory=MemorySpec(m.limit_fraction), log=log,
         cpus=tuple(sorted(cpus or ())),
     )  # fmt: skip
 

@@ -76,8 +76,8 @@ def release_progress(document: Mapping[str, Any], ordered: Mapping[int, int]) ->
         workers.append(_brief(worker))
         if worker["state"] == "unkillable":
             problems.append(f"worker {worker['worker']} does not end: process {worker.get('pid')} is stuck in the kernel")
-        elif worker.get("pid") is not None:
-            waiting.append(worker["worker"])
+        elif worker.get("pid") is not None or worker["device"].get("probe_pids"):
+            waiting.append(worker["worker"])  # NVML holds every card open as long as a probe is there
     return Progress(tuple(waiting), tuple(problems), tuple(workers))
 
 

@@ -11,19 +11,23 @@ from typing import Any
 
 
 def read() -> dict[str, Any]:
-    """Return {"gpus": [{index, uuid, name, mig, bus}], "problem": why there are none, "absent": the host has none}; index is the place in bus order."""
+    """Return {"gpus": [{index, uuid, name, mig, bus}], "problem", "absent", "silent"}.
+
+    `index` is the place in bus order among those that answer, `problem` why there are none, `absent` whether the host simply has none,
+    `silent` how many cards are there and do not answer: with such a one the indexes of the others cannot be told.
+    """
     try:
         import pynvml
     except ImportError as e:
-        return {"gpus": [], "problem": f"nvidia-ml-py cannot be imported: {e}", "absent": True}
+        return {"gpus": [], "problem": f"nvidia-ml-py cannot be imported: {e}", "absent": True, "silent": 0}
     try:
         pynvml.nvmlInit()
         count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError as e:
         # No library and no driver are how a host without GPUs looks; anything else is a host with GPUs in trouble.
         absent = e.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-        return {"gpus": [], "problem": f"NVML: {e}", "absent": absent}
-    gpus = []
+        return {"gpus": [], "problem": f"NVML: {e}", "absent": absent, "silent": 0}
+    gpus, silent = [], 0
     for n in range(count):
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(n)
@@ -41,9 +45,14 @@ def read() -> dict[str, Any]:
                 )
             )
         except pynvml.NVMLError:
-            continue  # a lost card is not one to start on; the others are
+            silent += 1  # a lost card is not one to start on; the others are
     ordered = [gpu for _, gpu in sorted(gpus, key=lambda pair: pair[0])]
-    return {"gpus": [{"index": n, **gpu} for n, gpu in enumerate(ordered)], "problem": "", "absent": not ordered}
+    return {
+        "gpus": [{"index": n, **gpu} for n, gpu in enumerate(ordered)],
+        "problem": "",
+        "absent": not count,
+        "silent": silent,
+    }
 
 
 def _mig(pynvml: Any, handle: Any) -> list[str]:

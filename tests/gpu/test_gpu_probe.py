@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.processes]
 
 
 def test_a_real_card_is_read_and_asks_for_no_recovery() -> None:
-    gpus, problem, _ = inventory()
+    gpus, problem = inventory().gpus, inventory().problem
     if not gpus:
         pytest.skip(f"no GPU: {problem}")
     uuids = [uuid for gpu in gpus for uuid in (gpu.mig or (gpu.uuid,))]

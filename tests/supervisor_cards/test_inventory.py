@@ -32,9 +32,9 @@ def ids(configured: Any, visible: str | None = None) -> list[str]:
 
 
 def test_cards_are_numbered_by_their_place_on_the_bus_as_cuda_does(cards: FakeCards) -> None:
-    gpus, problem, absent = inventory()
-    assert (problem, absent) == ("", False)
-    assert [(g.index, g.uuid, g.bus) for g in gpus] == [
+    found = inventory()
+    assert (found.problem, found.absent, found.silent) == ("", False, 0)
+    assert [(g.index, g.uuid, g.bus) for g in found.gpus] == [
         (n, uuid, BUSES[UUIDS.index(uuid)]) for n, uuid in enumerate(ON_THE_BUS)
     ]
     assert ids("auto") == ON_THE_BUS
