@@ -39,7 +39,8 @@ check: $(READY)
 # The tests of the systemd units boot a systemd of their own; without the means to do so they are skipped and say why.
 test: $(READY)
 	@[ "$$(id -u)" != 0 ] || command -v systemd-nspawn >/dev/null || ! command -v apt-get >/dev/null || \
-	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends systemd-container; } >/dev/null 2>&1 || true
+	  { echo 'installing systemd-container: tests/systemd boot a real systemd with it'; \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends systemd-container >/dev/null; } || true
 	$(BIN)/pytest -m 'not gpu'
 
 test-gpu: $(READY)

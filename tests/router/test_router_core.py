@@ -554,3 +554,14 @@ def test_stats_count_what_could_not_be_delivered() -> None:
 
     assert world.core.stats()["undeliverable_total"] == 2
     assert world.core.stats()["state"] == "starting"
+
+
+def test_refusals_count_for_their_model_and_foreign_names_for_none() -> None:
+    world = RouterWorld()
+    world.ask("a")  # no worker has ever joined
+    world.ask("b", model="no such model")
+    books = world.core.stats()
+    assert sum(sum(codes.values()) for codes in books["replied_by_model"].values()) == sum(books["replied_total"].values())
+    assert books["replied_by_model"][""] == {"unknown_model": 1}
+    (named,) = [codes for model, codes in books["replied_by_model"].items() if model]
+    assert named == {"no_workers": 1}

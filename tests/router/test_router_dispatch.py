@@ -211,6 +211,19 @@ def test_second_death_is_poison_and_its_content_is_refused() -> None:
     assert world.ids(peer) == ["else"]
 
 
+def test_more_attempts_do_not_let_poison_kill_more_workers() -> None:
+    world = RouterWorld(max_attempts=5)
+    world.join(0)
+    world.ask("evil", body=b"boom")
+    first = world.tickets(b"w0.1")
+    world.join(1)
+
+    world.lose(0, running=first)
+    world.lose(1, running=world.tickets(b"w1.1"))
+
+    assert world.codes("evil") == ["poison"]
+
+
 def test_neighbour_of_a_poisonous_request_is_answered() -> None:
     world = RouterWorld()
     world.join(0)
