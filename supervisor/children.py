@@ -52,6 +52,7 @@ class Children:
         self._router_message = ""
         self._oom = OomWatch()
         self.last_books: dict[str, Any] = {}
+        self.last_books_at: float | None = None
         self._books_asked = 0
         self._books_waiters: dict[int, asyncio.Future[None]] = {}
 
@@ -199,7 +200,7 @@ class Children:
             case "drained":
                 self._feed(ev.RouterDrained())
             case "stats":
-                self.last_books = m
+                self.last_books, self.last_books_at = m, time.monotonic()
                 if (waiter := self._books_waiters.get(m["n"])) and not waiter.done():
                     waiter.set_result(None)
             case kind:

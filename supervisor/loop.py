@@ -287,8 +287,9 @@ class Supervisor:
         return self.children.workers.get((slot, self.pool.slots[slot].incarnation))
 
     async def books(self) -> dict[str, Any]:
-        """The router's books, fresh if it gives them in time."""
-        return await self.children.books() if self.pool.router.up else self.children.last_books
+        """The router's books, fresh if it gives them in time; one that hangs is not asked, so that the answer comes at once."""
+        asked = self.pool.router.up and not self.pool.router.late
+        return await self.children.books() if asked else self.children.last_books
 
     async def status(self) -> dict[str, Any]:
         """The status document."""
@@ -300,10 +301,11 @@ class Supervisor:
         views = [self.cards.view(n) if self.cards else {} for n in range(len(self.devices))]
         router = self.children.router
         drops = dict(self.log.sink.dropped)
-        return {
-            **document(self.pool, about, books, router.pid if router else None, self.records(), views, time.monotonic()),
-            "log_records_dropped": drops,
-        }
+        now = time.monotonic()
+        status = document(self.pool, about, books, router.pid if router else None, self.records(), views, now)
+        taken = self.children.last_books_at
+        status["router"]["books_age_s"] = None if taken is None else round(now - taken, 3)
+        return {**status, "log_records_dropped": drops}
 
     def apply(self, config: Config) -> None:
         """Put a configuration into force everywhere that differs from the present one in live keys only."""
