@@ -290,15 +290,18 @@ class Router:
             level = self._board.get(Word.LOG_LEVEL)
             if level != self._log.level and level in LEVELS.values():
                 self._log.set_level(level)
-        if self._beats % _BEATS_PER_COUNT == 0:
-            self._count_descriptors()
         while self._untold and self._channel.send(self._untold[0]):
             self._untold.popleft()
+        if self._beats % _BEATS_PER_COUNT == 0:
+            self._count_descriptors()
 
     def _count_descriptors(self) -> None:
         """Warn before new clients find no descriptor left: libzmq then leaves them waiting without a word."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        used = sum(1 for _ in Path("/proc/self/fd").iterdir())
+        try:
+            used = sum(1 for _ in Path("/proc/self/fd").iterdir())
+        except OSError:  # not even one left to count with
+            used = limit
         if used > _MANY_DESCRIPTORS * limit:
             self._log.event.warning("descriptors_short", used=used, limit=limit)
 

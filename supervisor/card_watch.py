@@ -145,6 +145,11 @@ class CardWatch:
             self.health.watching = False
             self._command(self._life.stop())
 
+    @property
+    def any_released(self) -> bool:
+        """Whether an operator has a device."""
+        return bool(self._released)
+
     def take_back(self, slots: Collection[int]) -> None:
         """Take devices back."""
         had = bool(self._released)

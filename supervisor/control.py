@@ -58,11 +58,6 @@ class ControlServer:
             os.umask(old)
         self._server = await asyncio.start_unix_server(self._serve, sock=sock, limit=MAX_LINE_BYTES, backlog=MAX_CONNECTIONS)
 
-    @property
-    def vanished(self) -> bool:
-        """Whether somebody removed the socket under us."""
-        return self._server is not None and not self._path.exists()
-
     def close(self) -> None:
         """Stop listening; the file goes with the runtime directory's clean-up."""
         if self._server is not None:

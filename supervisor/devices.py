@@ -97,14 +97,18 @@ def choose(
             raise DeviceTrouble(
                 f"pool.devices: {found.silent} GPUs do not answer, so an index could mean another card than it says; name UUIDs"
             )
-    visible = visible_gpus(found.gpus, variable)
+    visible = visible_gpus(found.gpus, variable, warn=warn, some_silent=found.silent > 0)
     if configured == "auto":
         if not found.gpus:
             warn(f"no GPU can be seen ({found.problem or 'NVML counts none'}): the pool runs on the CPU")
         return [Device("gpu", uuid, g.name, bus=g.bus) for g in visible for uuid in (g.mig or (g.uuid,))] or cpu_devices(1)
     if not found.gpus:
         raise DeviceError(f"pool.devices: GPUs are asked for, but none can be seen: {found.problem or 'NVML counts none'}")
-    return [resolve(name, visible, some_silent=found.silent > 0) for name in names]
+    # A silent card may be named if the operator hides nothing, or names it too; one that answers and is not visible is hidden.
+    answering = {uuid for g in found.gpus for uuid in (g.uuid, *g.mig)}
+    hidden = [n for n in names if isinstance(n, str) and n in answering] if variable is not None else []
+    allowed = found.silent > 0 and (variable is None or any(str(n) in variable for n in names))
+    return [resolve(name, visible, some_silent=allowed and name not in hidden) for name in names]
 
 
 def cpu_devices(count: int) -> list[Device]:
@@ -134,7 +138,9 @@ def resolve(name: int | str, gpus: Sequence[Gpu], *, some_silent: bool = False) 
     return Device("gpu", uuid, gpu.name, bus=gpu.bus)
 
 
-def visible_gpus(gpus: Sequence[Gpu], variable: str | None) -> list[Gpu]:
+def visible_gpus(
+    gpus: Sequence[Gpu], variable: str | None, *, warn: Callable[[str], object] = lambda _: None, some_silent: bool = False
+) -> list[Gpu]:
     """Apply the operator's CUDA_VISIBLE_DEVICES: unset means all, empty means none, names that nobody knows are refused.
 
     Raises:
@@ -144,7 +150,10 @@ def visible_gpus(gpus: Sequence[Gpu], variable: str | None) -> list[Gpu]:
         return list(gpus)
     wanted: list[Gpu] = []
     for token in _once([t.strip() for t in variable.split(",") if t.strip()], "CUDA_VISIBLE_DEVICES"):
-        device = resolve(token, gpus)
+        device = resolve(token, gpus, some_silent=some_silent)
+        if some_silent and not any(device.id in (g.uuid, *g.mig) for g in gpus):
+            warn(f"CUDA_VISIBLE_DEVICES names {token}, which does not answer")
+            continue
         gpu = next(g for g in gpus if device.id == g.uuid or device.id in g.mig)
         wanted.append(gpu if device.id == gpu.uuid else Gpu(gpu.index, device.id, gpu.name, bus=gpu.bus))
     return wanted
@@ -154,8 +163,13 @@ def inventory() -> Inventory:
     """Ask a short-lived process for the GPUs."""
     command = [sys.executable, "-P", "-m", "gpupool.supervisor.cards.inventory"]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_INVENTORY_TIMEOUT_S, check=False)
-        answer: dict[str, Any] = json.loads(done.stdout)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        try:
+            out, _ = process.communicate(timeout=_INVENTORY_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()  # and not waited for: a process in the driver may not die. Python reaps it later.
+            raise
+        answer: dict[str, Any] = json.loads(out)
     except subprocess.TimeoutExpired:
         return Inventory([], f"NVML did not answer within {_INVENTORY_TIMEOUT_S:g} s", absent=False, silent=0)
     except (OSError, ValueError) as e:

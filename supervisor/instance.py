@@ -54,6 +54,24 @@ class Instance:
             with suppress(FileNotFoundError):
                 path.unlink()
 
+    def restore(self) -> None:
+        """Make the directory anew after somebody removed it, with a lock in it that is held again: else a second pool could begin here.
+
+        Raises:
+            OSError: it cannot be made, is not ours, or another pool has begun there meanwhile.
+        """
+        _make_private(self.runtime.path)
+        if is_missing(self.runtime.lock):
+            fd = _open(self.runtime.lock)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(fd)
+                raise
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            os.close(self._lock_fd)
+            self._lock_fd = fd
+
     def close(self) -> None:
         """Leave nothing behind but the directory. The lock file stays: unlinking it would let two hold it."""
         for path in (self.runtime.control, self.runtime.workers, self.runtime.xid):
@@ -61,6 +79,17 @@ class Instance:
                 path.unlink()
         os.close(self.life_fd)
         os.close(self._lock_fd)
+
+
+def is_missing(path: Path) -> bool:
+    """Whether nothing is at a path; what may not be looked at counts as there."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _take_life(path: Path) -> int:

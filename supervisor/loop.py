@@ -24,6 +24,7 @@ from .card_watch import CardWatch
 from .cards.topology import cores_of, cpus_of, threads_per_worker
 from .children import Children
 from .control import ControlServer
+from .instance import is_missing
 from .kept import Kept, KeptSlot
 from .metrics import page
 from .notify import Notifier
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from .instance import Instance
 
 _PPM: Final = 1_000_000
+#: A socket that is missing for so long was removed: longer than a router takes to end, or to begin.
+_GONE_S: Final = 2.0
 #: What a stop may take beyond its drain and the workers' own time to end: kills, and the router's last answers.
 _KILLS_S: Final = 30.0
 
@@ -78,6 +81,7 @@ class Supervisor:
         self.cards = self._watch_cards() if has_gpus else None
         self.pool = Pool(len(devices), policy_from(config), random.Random(), self.cards.gate if self.cards else open_gate)
         self._reopening: asyncio.Task[None] | None = None
+        self._gone_since: float | None = None
         self._verbs = Verbs(self)
         self._control = ControlServer(instance.runtime.control, self._verbs.table())
         self._probes = ProbeServer(config.http.bind, self._readiness, self._metrics) if config.http.bind else None
@@ -180,26 +184,38 @@ class Supervisor:
         self.children.look(now)
         if self.cards:
             self.cards.tick(late_s)
-        self._look_for_sockets()
         self.feed(ev.Tick(self.records(), late_s, self._board.get(Word.ROUTER_BEAT_NS) / 1e9))
+        self._look_for_sockets(now)
         # Last, so that only a tick that went all the way counts as a sign of life.
         self.notifier.tick(now, loading=not self._announced and self.pool.state == PoolState.STARTING)
 
-    def _look_for_sockets(self) -> None:
+    def _look_for_sockets(self, now: float) -> None:
         """Make anew what somebody removed from the runtime directory: without it nobody could join, or steer."""
         runtime = self._instance.runtime
-        if self.pool.router.up and not self.pool.router.stopping and not runtime.workers.exists():
-            self.log.event.error("socket_vanished", path=str(runtime.workers))
-            self.feed(ev.RouterDeaf())
-        if self._control.vanished and self._reopening is None:
-            self.log.event.error("socket_vanished", path=str(runtime.control))
-            self._reopening = self._loop.create_task(self._reopen_control())
+        gone = {path for path in (runtime.workers, runtime.control) if is_missing(path)}
+        if not self.pool.router.up or self.pool.router.stopping:
+            gone.discard(runtime.workers)  # not made yet, or taken away by the router itself
+        if not gone:
+            self._gone_since = None
+        elif self._gone_since is None:
+            self._gone_since = now
+        elif now > self._gone_since + _GONE_S:
+            self._gone_since = now  # once in a while, not in every tick
+            self.log.event.error("sockets_vanished", paths=[str(path) for path in gone])
+            try:
+                self._instance.restore()
+            except OSError as e:
+                self.log.event.error("runtime_directory_lost", error=str(e))
+                return  # those who are connected still are: nothing is ended for what cannot be mended
+            if runtime.workers in gone:
+                self.feed(ev.RouterDeaf())
+            if runtime.control in gone:
+                self._reopening = self._loop.create_task(self._reopen_control())
 
     async def _reopen_control(self) -> None:
         self._control.close()
         with suppress(OSError):
             await self._control.start()
-        self._reopening = None
 
     @property
     def _tick_s(self) -> float:

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,7 +73,8 @@ def _take_hold_of_inheritance() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with suppress(ValueError, OSError):  # above what the kernel has come to allow since
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _run(config: Config, log: Log) -> int:
@@ -90,6 +92,9 @@ def _run(config: Config, log: Log) -> int:
             gc.freeze()
             try:
                 return await supervisor.run()
+            except OSError:
+                supervisor.children.kill_all()
+                raise
             except Exception as e:  # in here, so that nothing that still runs is waited for on the way out
                 log.event.error("supervisor_failed", error=f"{type(e).__name__}: {e}", exc_info=e)
                 supervisor.children.kill_all()

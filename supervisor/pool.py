@@ -27,6 +27,8 @@ from .workers import Gate, Workers
 
 #: At the pool's start: as often as this the router may fail to bind before the pool gives up.
 _ROUTER_FIRST_TRIES: Final = 5
+#: A router without a beat for so long (or the heartbeat's time-out) does not count as serving.
+_ROUTER_LATE_S: Final = 1.0
 #: A router without a beat for so long (or twice the heartbeat's time-out) is replaced.
 _ROUTER_DEAD_S: Final = 5.0
 #: The supervisor's own loop came round so late that the ages it sees are its own.
@@ -82,7 +84,7 @@ class Pool:
         workers = self.workers
         match event:
             case ev.Started(held):
-                self._out += self.router.spawn("start")
+                self._out += self.router.spawn("start", now)
                 for each in self.slots:
                     each.held = each.number in held
                     if each.sentence is None:
@@ -93,7 +95,8 @@ class Pool:
                 for each in self.slots:
                     workers.tick(each, records[each.number], now)
                 if router_beat is not None:
-                    late = self.policy.liveness.heartbeat_timeout_s
+                    # Its beat has a rhythm of its own, five times a second.
+                    late = max(_ROUTER_LATE_S, self.policy.liveness.heartbeat_timeout_s)
                     self._out += self.router.watch(
                         router_beat, now, late_s=late, dead_s=max(_ROUTER_DEAD_S, 2 * late), since=workers.windows_since
                     )
@@ -326,6 +329,8 @@ class Pool:
     # What follows from the whole.
 
     def _settle(self, now: float) -> None:
+        if self.router.up:
+            self._tell_router_of_slots()
         if self.stop_asked_at is not None:
             if not any(s.alive and s.state != State.UNKILLABLE for s in self.slots):
                 self._stopping_workers = True
@@ -346,8 +351,6 @@ class Pool:
         if limits != self._told_limits:
             self._told_limits = limits
             self._out.append(SetLimits(*limits, f"{healthy} of {len(self.slots)} workers are healthy"))
-        if self.router.up:
-            self._tell_router_of_slots()
         # After the router's own restart those that serve are still on their way to it.
         coming = sum(s.state in COMING or s.purpose == Purpose.RESTART or (s.serving and not s.joined) for s in self.slots)
         expect = (self.ready_count, coming, factors.batch)

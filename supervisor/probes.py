@@ -39,11 +39,13 @@ class ProbeServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # A scraper that hangs up in the middle, or never asks, harms nobody: every wait here is bounded and every error ends here.
         self._open += 1
-        if self._open <= _MAX_CONNECTIONS:
-            await self._talk(reader, writer)
-        self._open -= 1
-        with suppress(OSError):
-            writer.close()
+        try:
+            if self._open <= _MAX_CONNECTIONS:
+                await self._talk(reader, writer)
+        finally:
+            self._open -= 1
+            with suppress(OSError):
+                writer.close()
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):

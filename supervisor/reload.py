@@ -64,6 +64,27 @@ def merged(old: Config, new: Config) -> Config:
     return replace(old, **tables, degrade=new.degrade, model=models, specs=specs)
 
 
+def contradictions(config: Config) -> list[str]:
+    """Say what in a merged configuration does not go together; each of its two halves was checked by itself."""
+    s, r, devices = config.supervision, config.router, config.pool.devices
+    found = []
+    if s.heartbeat_timeout_s <= s.heartbeat_interval_s:
+        found.append(
+            f"supervision.heartbeat_timeout_s {s.heartbeat_timeout_s:g} needs to be above heartbeat_interval_s, "
+            f"which stays {s.heartbeat_interval_s:g} until the pool starts anew"
+        )
+    if r.max_pending_bytes < r.max_message_bytes:
+        found.append(
+            f"router.max_pending_bytes {r.max_pending_bytes} needs to be at least max_message_bytes, "
+            f"which stays {r.max_message_bytes} until the pool starts anew"
+        )
+    count = int(devices.removeprefix("cpu:")) if isinstance(devices, str) and devices.startswith("cpu:") else None
+    count = len(devices) if not isinstance(devices, str) else count
+    if count is not None and config.pool.min_ready > count:
+        found.append(f"pool.min_ready {config.pool.min_ready} is above the {count} devices of the running pool")
+    return found
+
+
 def _is_live(key: str) -> bool:
     return key.startswith(LIVE) or (key.startswith("model[") and key.rpartition(".")[2] in _LIVE_MODEL_KEYS)
 

@@ -13,6 +13,8 @@ DELAYS_S: Final = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
 STABLE_S: Final = 10.0
 #: How long it may take to answer what is left and to flush.
 STOP_S: Final = 2.5
+#: How long a start may take until its sockets are bound; a loaded host imports slowly.
+START_S: Final = 30.0
 
 
 class RouterLife:
@@ -26,13 +28,15 @@ class RouterLife:
         self.stopping = False
         self.late = False  # its beat is missing
         self._killed = False
+        self._spawned_at = 0.0
         self._up_at: float | None = None
         self._due_at: float | None = None
         self._stop_ends_at = 0.0
 
-    def spawn(self, reason: str) -> list[Command]:
+    def spawn(self, reason: str, now: float) -> list[Command]:
         """Start the next process."""
         self.epoch += 1
+        self._spawned_at = now
         self.up, self.late, self._killed, self._due_at = False, False, False, None
         return [SpawnRouter(self.epoch, reason)]
 
@@ -49,7 +53,7 @@ class RouterLife:
             return []
         delay = DELAYS_S[min(self.failures, len(DELAYS_S)) - 1]
         if not delay:
-            return self.spawn("died")
+            return self.spawn("died", now)
         self._due_at = now + delay
         return []
 
@@ -70,11 +74,11 @@ class RouterLife:
             dead_s: without one for so long, it is killed: nobody is served meanwhile, and a new one serves in a moment.
             since: ages begin no earlier (the supervisor itself was paused until then).
         """
-        if not self.up or self._up_at is None:
+        if self._killed or self._due_at is not None:
             return []
-        age = now - max(beat, self._up_at, since)
-        self.late = age > late_s
-        if age <= dead_s or self._killed:
+        age = now - max(beat if self.up else 0.0, self._spawned_at, self._up_at or 0.0, since)
+        self.late = self.up and age > late_s
+        if age <= (dead_s if self.up else max(dead_s, START_S)):
             return []
         self._killed = True
         return [KillRouter(self.epoch, f"no beat for {age:.1f} s")]
@@ -89,7 +93,7 @@ class RouterLife:
     def tick(self, now: float, *, again: bool) -> list[Command]:
         """Start it when its delay is over; kill it when it does not stop."""
         if self._due_at is not None and now >= self._due_at and again:
-            return self.spawn("died")
+            return self.spawn("died", now)
         if self.stopping and self.up and now >= self._stop_ends_at:
             self._stop_ends_at = now + STOP_S
             return [KillRouter(self.epoch, "did not stop in time")]

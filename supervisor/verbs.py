@@ -12,7 +12,7 @@ from . import drill
 from . import events as ev
 from .control import Refused, Verb
 from .devices import DeviceError, choose
-from .reload import difference, merged
+from .reload import contradictions, difference, merged
 
 if TYPE_CHECKING:
     from .loop import Supervisor
@@ -117,15 +117,21 @@ class Verbs:
         try:
             # In threads: hashing a model's files, and asking NVML, take longer than the loop may stand still.
             config = await asyncio.to_thread(load_config, s.config.source)
-            if config.pool.devices != s.config.pool.devices:
+            # Not while a device is released: NVML would hold it open again.
+            if config.pool.devices != s.config.pool.devices and not (s.cards and s.cards.any_released):
                 await asyncio.to_thread(choose, config.pool.devices, os.environ)
         except (ConfigErrors, DeviceError) as e:
             errors = [str(error) for error in e.errors] if isinstance(e, ConfigErrors) else [str(e)]
             s.last_reload_error = "; ".join(errors)
             s.log.event.error("reload_refused", errors=errors)
             raise Refused("bad_config", s.last_reload_error) from None
-        changes = difference(s.config, config)
-        s.apply(merged(s.config, config))
+        changes, result = difference(s.config, config), merged(s.config, config)
+        if problems := contradictions(result):
+            # A live key would contradict one that only holds from the next start.
+            s.last_reload_error = "; ".join(problems)
+            s.log.event.error("reload_refused", errors=problems)
+            raise Refused("bad_config", f"{s.last_reload_error}; restart the pool to change both")
+        s.apply(result)
         s.log.event.info(
             "reloaded",
             config_generation=s.generation,

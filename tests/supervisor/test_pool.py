@@ -353,6 +353,16 @@ def test_a_sick_worker_is_replaced_without_blaming_its_requests() -> None:
     assert world.states()[0] == "ready"
 
 
+def test_a_worker_that_turns_late_while_the_pool_drains_is_avoided() -> None:
+    world = World().start()
+    world.busy.update({0, 1})
+    world.feed(ev.StopAsked())
+    process = world.processes[0]
+    process.frozen, process.phase, process.phase_deadline = True, Phase.BATCH, world.now + 60.0
+    world.run(5.0)
+    assert world.told("avoid") == [{"t": "avoid", "slot": 0, "on": True}]
+
+
 def test_a_router_that_hangs_is_no_longer_ready_and_then_replaced() -> None:
     world = World().start()
     records = [world.record(n) for n in range(2)]

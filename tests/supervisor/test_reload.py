@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpupool.config import Config, load_config
-from gpupool.supervisor.reload import difference, merged
+from gpupool.supervisor.reload import contradictions, difference, merged
 
 HEAD = '[pool]\nruntime_dir = "run"\ndevices = "cpu:1"\n'
 
@@ -41,3 +41,10 @@ def test_models_are_told_apart_by_name_not_by_place(tmp_path: Path) -> None:
     a, b = model("a", extra="max_batch = 16\n"), model("b", "B", "max_batch = 9\n")
     now = merged(config(tmp_path, a + b), config(tmp_path, b + a))
     assert [(s.name, s.batching.max_batch) for s in now.specs] == [("a", 16), ("b", 9)]
+
+
+def test_a_live_key_that_would_contradict_one_that_needs_a_restart_is_told(tmp_path: Path) -> None:
+    old = config(tmp_path, "[supervision]\nheartbeat_interval_s = 1.0\nheartbeat_timeout_s = 3.0\n" + model("a"))
+    new = config(tmp_path, "[supervision]\nheartbeat_interval_s = 0.1\nheartbeat_timeout_s = 0.4\n" + model("a"))
+    assert contradictions(old) == contradictions(new) == []
+    assert "heartbeat_interval_s, which stays 1" in contradictions(merged(old, new))[0]
