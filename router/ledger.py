@@ -137,7 +137,7 @@ class Ledger:
 
     def _ends_with(self, request: Request, now: float) -> bool:
         """Answer a request that came back from a dead worker and may not be sent again."""
-        if request.attempts >= self._max_attempts and request.deaths >= POISON_DEATHS:
+        if request.deaths >= POISON_DEATHS:  # however many attempts are left: each would cost another worker
             self.poison.add(request.model, request.frames, now)
             text = f"{request.deaths} workers died while they ran this request; it is refused for a while"
             self.finish(request, ErrorCode.POISON, now, message=text)

@@ -68,6 +68,7 @@ class Pool:
         self._drain_ends_at: float | None = None
         self._stopping_workers = False
         self._told_expect: tuple[int, int] | None = None
+        self._told_hold: set[int] = set()
         self._told_factors = Factors()
         self._quit = False
         self._out: list[Command] = []
@@ -227,8 +228,6 @@ class Pool:
             slot.change(Change.REST, now)
         elif purpose == Purpose.RESTART:
             slot.change(Change.REST, now)
-            if not slot.held:
-                self._tell("release", "restart asked", slot=slot.number)
             self._spawn(slot, "restart asked", now)
         elif slot.held:
             # What an operator took out of service is not brought back by a crash; `resume` starts it again.
@@ -313,9 +312,10 @@ class Pool:
     def _router_joined(self, bind: Sequence[str], now: float) -> None:
         self.router.bound(bind, now)
         self._told_expect = None
+        self._told_hold.clear()
         for slot in self.slots:
-            if slot.held or slot.purpose == Purpose.RESTART:
-                self._tell("hold", "still held", slot=slot.number)
+            if slot.late:
+                self._tell("avoid", "still late", slot=slot.number, on=True)
         if self.stop_asked_at is not None:
             self._tell("drain", "still stopping")
 
@@ -346,7 +346,6 @@ class Pool:
             self._report("worker_ready", slot, after_s=round(now - slot.spawned_at, 3))
             if slot.held:
                 slot.change(Change.HOLD, now)
-                self._tell("hold", "drained before its restart", slot=slot.number)
 
     def _idle(self, slot: Slot, now: float) -> None:
         if slot.state != State.DRAINING:
@@ -362,7 +361,6 @@ class Pool:
         slot.held = True
         if slot.state == State.READY:
             slot.change(Change.HOLD, now)
-            self._tell("hold", "drain asked", slot=slot.number)
         elif slot.state == State.BACKING_OFF:
             slot.due_at = None
             slot.change(Change.REST, now)
@@ -371,11 +369,9 @@ class Pool:
         slot.held = False
         if slot.state in (State.DRAINING, State.DRAINED) and slot.purpose == Purpose.NONE:
             slot.change(Change.RELEASE, now)
-            self._tell("release", "resume asked", slot=slot.number)
         elif slot.state in (State.PARKED, State.STOPPED, State.BACKING_OFF):
             slot.history.deaths.clear()
             slot.history.step, slot.on_probation = 0, False
-            self._tell("release", "resume asked", slot=slot.number)
             self._spawn(slot, "resume asked", now)
 
     def _restart(self, slot: Slot, now: float, *, force: bool) -> None:
@@ -391,7 +387,6 @@ class Pool:
         elif slot.state == State.READY:
             slot.change(Change.HOLD, now)
             slot.purpose, slot.drain_ends_at = Purpose.RESTART, now + self.policy.drain_timeout_s
-            self._tell("hold", "restart asked", slot=slot.number)
         elif slot.state == State.DRAINING:
             slot.purpose, slot.drain_ends_at = Purpose.RESTART, now + self.policy.drain_timeout_s
         else:
@@ -422,11 +417,27 @@ class Pool:
 
     # What follows from the whole.
 
+    def _tell_holds(self) -> None:
+        """Tell the router which slots get no new work, wherever that has changed: whatever ended a wish, no slot stays held."""
+        if not self.router.up:
+            return
+        for slot in self.slots:
+            told = slot.number in self._told_hold
+            # A process that is being ended is not released: it would be given work in its last moments.
+            wanted = slot.held or slot.purpose == Purpose.RESTART or (told and slot.state == State.STOPPING)
+            if wanted and not told:
+                self._told_hold.add(slot.number)
+                self._tell("hold", "drain asked" if slot.held else "restart asked", slot=slot.number)
+            elif told and not wanted:
+                self._told_hold.discard(slot.number)
+                self._tell("release", "takes work again", slot=slot.number)
+
     def _settle(self, now: float) -> None:
+        self._tell_holds()
         if self.stop_asked_at is not None:
             if not any(s.alive and s.state != State.UNKILLABLE for s in self.slots):
                 self._stopping_workers = True
-                if self.router.up:
+                if self.router.running:
                     self._out += self.router.stop("all workers have stopped", now)
                 else:
                     self._finish(ExitCode.OK, "stopped")

@@ -20,6 +20,7 @@ class RouterLife:
 
     def __init__(self) -> None:
         self.epoch = 0
+        self.running = False  # a process exists
         self.up = False
         self.bind: Sequence[str] = ()
         self.failures = 0
@@ -31,7 +32,7 @@ class RouterLife:
     def spawn(self, reason: str) -> list[Command]:
         """Start the next process."""
         self.epoch += 1
-        self.up, self._due_at = False, None
+        self.running, self.up, self._due_at = True, False, None
         return [SpawnRouter(self.epoch, reason)]
 
     def bound(self, bind: Sequence[str], now: float) -> None:
@@ -41,7 +42,7 @@ class RouterLife:
     def ended(self, now: float, *, again: bool) -> list[Command]:
         """Note its end; plan the next start if it is to run again."""
         lived = self._up_at is not None and now >= self._up_at + STABLE_S
-        self.up, self._up_at = False, None
+        self.running, self.up, self._up_at = False, False, None
         self.failures = 1 if lived else self.failures + 1
         if not again:
             return []
@@ -52,8 +53,11 @@ class RouterLife:
         return []
 
     def stop(self, reason: str, now: float) -> list[Command]:
-        """Have it answer what is left and end. Asking twice is asking once."""
-        if self.stopping or not self.up:
+        """Have it answer what is left and end. Asking twice is asking once.
+
+        One that has not said yet that it is up may serve already, and clients may wait for its word.
+        """
+        if self.stopping or not self.running:
             return []
         self.stopping, self._stop_ends_at = True, now + STOP_S
         return [TellRouter({"t": "stop"}, reason)]
@@ -62,7 +66,7 @@ class RouterLife:
         """Start it when its delay is over; kill it when it does not stop."""
         if self._due_at is not None and now >= self._due_at and again:
             return self.spawn("died")
-        if self.stopping and self.up and now >= self._stop_ends_at:
+        if self.stopping and self.running and now >= self._stop_ends_at:
             self._stop_ends_at = now + STOP_S
             return [KillRouter(self.epoch, "did not stop in time")]
         return []
