@@ -91,6 +91,11 @@ class Exit:
     cause: str = ""
     stderr: tuple[str, ...] = ()
 
+    @property
+    def disorderly(self) -> bool:
+        """Whether it is none of the ends that a worker told to stop can come to: done in order, or by the signals of stopping."""
+        return self.code not in (None, 0) or self.signal not in (None, "SIGTERM", "SIGKILL")
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerExited:

@@ -111,7 +111,8 @@ class Pool:
                     self._end(slot, Purpose.REPLACE, gentle(self.policy.stop_timeout_s), reason, now)
             case ev.WorkerExited(number, incarnation, exit_, running):
                 if slot := self._current(number, incarnation):
-                    blame = slot.purpose in (Purpose.NONE, Purpose.REPLACE) and self.stop_asked_at is None
+                    # An operator's wish excuses only the end that it leads to: not one before any signal was sent, nor a crash after.
+                    blame = slot.purpose in (Purpose.NONE, Purpose.REPLACE) or slot.serving or exit_.disorderly
                     reason = slot.reason or exit_.cause
                     self._tell(
                         "lost", reason, slot=number, incarnation=incarnation, running=running, blame=blame, reason=reason

@@ -40,9 +40,10 @@ class Ask:
     replies: list[dict[str, Any]] = field(default_factory=list)
     executions: int = 0
     at: set[tuple[int, int]] = field(default_factory=set)  # processes that run it now
-    finished: int = 0  # executions that came to their end, whether or not anybody learned of it
+    unseen: int = 0  # executions that no router can count, see Witness.begun
     done: bool = False  # some process ran all of it
     deaths: int = 0  # processes that died, by no operator's wish, while they ran it
+    cost: int = 0  # those that died of it
 
     @property
     def codes(self) -> list[str]:
@@ -82,8 +83,8 @@ class Witness:
         """An operator wants the slot to start afresh."""
         self._step[slot] = 0
 
-    def died(self, slot: int, incarnation: int, asked: str | None, now: float) -> None:
-        """A process is gone. `asked`: the reason of the supervisor's signal that ended it, None when it died by itself."""
+    def died(self, slot: int, incarnation: int, asked: str | None, signal: str | None, now: float) -> None:
+        """A process is gone. `asked`: why the supervisor had signalled it, None when it died by itself."""
         del self.live[slot]
         if asked in _OPERATORS_REASONS:
             self.operator_ended.add((slot, incarnation))
@@ -91,15 +92,17 @@ class Witness:
             if (slot, incarnation) in ask.at:
                 ask.at.remove((slot, incarnation))
                 ask.deaths += asked not in _OPERATORS_REASONS
-                assert ask.deaths <= 2, f"{ask.id} has cost {ask.deaths} processes"
+                # A crash, or the stack dump that a hung process is ended with: of those a request is the cause.
+                ask.cost += ask.kind in ("poison", "hang") and signal in ("SIGSEGV", "SIGABRT")
+                assert ask.cost <= 2, f"{ask.id} has cost {ask.cost} processes"
 
     def seen_dead(self, slot: int, now: float, *, counted: bool) -> None:
         """The supervisor learns of an end: its delays count from here. `counted`: nobody had wished for it."""
         self._died[slot] = now
-        if counted:
-            # A long life may have been stable: then the delays begin anew. This is the lower bound of both.
-            stable = now - self._born.get(slot, now) >= self._restart.stable_after_s
-            self._step[slot] = 1 if stable else self._step[slot] + 1
+        # A long life may have been stable: then the delays begin anew. This is the lower bound of both.
+        if now - self._born.get(slot, now) >= self._restart.stable_after_s:
+            self._step[slot] = 0
+        self._step[slot] += counted
 
     def blamed(self, slot: int, incarnation: int, *, blame: bool) -> None:
         """The router is told of an end."""
@@ -110,7 +113,9 @@ class Witness:
     def begun(self, ask: Ask, slot: int, incarnation: int, now: float, *, first: bool, transit_s: float) -> None:
         """A process runs rows of a request; `first`: the first rows of this dispatch.
 
-        The link tells what is left of a request's time, so time that passes while the message is on its way is not seen.
+        Two things are beyond the promises. The link tells what is left of a request's time, so time that passes while the
+        message stands still with its receiver is not seen. And the board names the batch that runs: an answer that is lost with its
+        process, or the first rows of a request of many whose next rows waited when the process died, tell nobody of an execution.
         """
         assert self.live.get(slot) == incarnation
         if not ask.orphan and transit_s <= TRANSIT_S:
@@ -120,13 +125,12 @@ class Witness:
         ask.executions += 1
         ask.at.add((slot, incarnation))
         assert len(ask.at) == 1, f"{ask.id} runs at {ask.at}"
-        # An answer that is lost with its process tells nobody that there was an execution.
-        assert ask.executions <= self._max_attempts + ask.finished, f"{ask.id} is run for the {ask.executions}th time"
+        assert ask.executions <= self._max_attempts + ask.unseen, f"{ask.id} is run for the {ask.executions}th time"
         assert ask.retry or ask.executions == 1, f"{ask.id} runs twice, against its client's word"
 
     def ended(self, ask: Ask, slot: int, incarnation: int, *, whole: bool) -> None:
         """A process is through with a request."""
-        ask.finished += (slot, incarnation) in ask.at
+        ask.unseen += (slot, incarnation) in ask.at  # as it is run again, the answer has reached nobody
         ask.at.discard((slot, incarnation))
         ask.done |= whole
 

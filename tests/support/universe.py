@@ -124,7 +124,7 @@ class VirtualRouter(Actor):
         self._ask_turn()
 
     def _ask_turn(self) -> None:
-        if not self._turn_asked:
+        if self.bound and not self._turn_asked:
             self._turn_asked = True
             self._u.time.after(self._u.rng.uniform(0.0, 0.0002), self, self._turn)
 
@@ -284,8 +284,7 @@ class Universe:
             case cmd.SignalWorker(slot, incarnation, name, reason):
                 worker = self.workers.get(slot)
                 if worker is not None and worker.alive and worker.incarnation == incarnation:
-                    worker.asked = reason
-                    worker.signal(name)
+                    worker.signal(name, reason)
             case cmd.SpawnRouter(epoch):
                 assert self.router is None, "two routers"
                 self.router_epoch = epoch
@@ -345,7 +344,9 @@ class Universe:
     def worker_died(self, worker: VirtualWorker, signal: str | None, code: int | None) -> None:
         """A process has ended; the supervisor reads it from its pidfd, and what it ran from the board."""
         slot, incarnation = worker.slot, worker.incarnation
-        self.witness.died(slot, incarnation, worker.asked, self.time.now)
+        for job in worker.jobs.values():
+            job.ask.unseen += job.begun and not job.rows_running
+        self.witness.died(slot, incarnation, worker.asked, signal, self.time.now)
         exit_ = ev.Exit(code, signal, signal or f"exit code {code}")
 
         def seen() -> None:
@@ -451,7 +452,8 @@ class Universe:
         """A worker dies of itself, or of somebody outside the pool."""
         worker = self.workers.get(slot)
         if worker is not None and worker.alive and not worker.in_kernel:
-            worker.asked = None
+            if code:
+                worker.asked = None
             worker.die(signal=None if code is not None else "SIGKILL", code=code)
 
     def freeze(self, slot: int) -> None:
@@ -461,7 +463,7 @@ class Universe:
 
     def thaw(self, slot: int) -> None:
         """It goes on."""
-        if (worker := self.workers.get(slot)) is not None:
+        if (worker := self.workers.get(slot)) is not None and not worker.in_kernel:
             self.time.thaw(worker)
 
     def stick(self, slot: int) -> None:

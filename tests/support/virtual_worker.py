@@ -116,6 +116,7 @@ class VirtualWorker(Actor):
 
     def _loaded(self) -> None:
         if self.slot in self._u.loads_fail:
+            self.asked = None
             self.die(code=70)
             return
         self.board.phase, self.board.deadline = Phase.IDLE, 0.0
@@ -139,21 +140,22 @@ class VirtualWorker(Actor):
         cap = min(p.max_batch for p in self._policies)
         assert 0 < board.limit <= cap, f"a limit of {board.limit}, the cap is {cap}"
 
-    def signal(self, name: str) -> None:
+    def signal(self, name: str, reason: str) -> None:
         """A signal of the supervisor's; SIGCONT goes along with each."""
+        self.asked = reason
         if name == "SIGKILL":
             if self.in_kernel:
                 self.kill_waits = True
             else:
                 self.die(signal=name)
             return
-        self._u.time.thaw(self)
         if self.in_kernel:
             return
+        self._u.time.thaw(self)
         if name == "SIGTERM":
             self._u.time.after(0.0, self, self._stop)
         else:
-            self._u.time.after(_DUMP_S, self, lambda: self.die(signal=name))
+            self._u.time.after(_DUMP_S, self, lambda: self._dumped(name, reason))
 
     def die(self, *, signal: str | None = None, code: int | None = None) -> None:
         """The process ends, at whatever it was."""
@@ -161,6 +163,14 @@ class VirtualWorker(Actor):
             self.alive = False
             self.last_words_lost = self._u.rng.random() < 0.3
             self._u.worker_died(self, signal, code)
+
+    def _dumped(self, name: str, reason: str) -> None:
+        self.asked = reason  # though it may have been told to stop meanwhile
+        self.die(signal=name)
+
+    def _crash(self) -> None:
+        self.asked = None
+        self.die(signal="SIGSEGV")
 
     def _leave(self) -> None:
         """End in order: what there is to say is said."""
@@ -292,7 +302,7 @@ class VirtualWorker(Actor):
         kinds = {job.ask.kind for job in jobs}
         seconds = BATCH_S * u.rng.uniform(0.5, 2.0) * (40 if "slow" in kinds else 1)
         if "poison" in kinds and not u.healed:
-            u.time.after(seconds * u.rng.random(), self, lambda: self.die(signal="SIGSEGV"))
+            u.time.after(seconds * u.rng.random(), self, self._crash)
         elif "hang" not in kinds or u.healed:
             u.time.after(seconds, self, lambda: self._ran(batch, seconds))
 
