@@ -114,9 +114,10 @@ class Pool:
                     # An operator's wish excuses only the end that it leads to: not one before any signal was sent, nor a crash after.
                     blame = slot.purpose in (Purpose.NONE, Purpose.REPLACE) or slot.serving or exit_.disorderly
                     reason = slot.reason or exit_.cause
-                    self._tell(
-                        "lost", reason, slot=number, incarnation=incarnation, running=running, blame=blame, reason=reason
-                    )
+                    slot.obituary = {
+                        "slot": number, "incarnation": incarnation, "running": running, "blame": blame, "reason": reason,
+                    }  # fmt: skip
+                    self._tell("lost", reason, **slot.obituary)
                     self._ended(slot, exit_, now)
             case ev.RouterUp(epoch, bind):
                 if epoch == self.router.epoch:
@@ -315,6 +316,9 @@ class Pool:
         self._told_expect = None
         self._told_hold.clear()
         for slot in self.slots:
+            if slot.obituary:
+                # It may have joined the new router, and died, before we knew that there was one to tell.
+                self._tell("lost", "still dead", **slot.obituary)
             if slot.late:
                 self._tell("avoid", "still late", slot=slot.number, on=True)
         if self.stop_asked_at is not None:

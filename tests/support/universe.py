@@ -35,6 +35,8 @@ TICK_S = 0.2
 MAX_PENDING = 40
 _LAST_WORDS_S = 0.003  # as in the router's loop
 _READING_S = 0.002
+#: As soon as the supervisor knows of an end the router must, too.
+_LONGEST_UNKNOWN_S = 1.0
 
 POLICY = Policy(
     restart=RestartPolicy(delays_s=(0.0, 0.5, 2.0), stable_after_s=20.0, max_restarts=4, period_s=60.0, half_open_s=20.0),
@@ -202,6 +204,9 @@ class VirtualRouter(Actor):
         assert len(ledger.open) == ledger.pending + ledger.accounts.in_flight
         assert len(ledger.deadlines) == len(ledger.open)
         assert ledger.pending <= MAX_PENDING
+        for worker in self.core.workers.fleet.by_slot.values():
+            dead_s = self._u.dead_for(worker.slot, worker.incarnation)
+            assert dead_s <= _LONGEST_UNKNOWN_S or self._u.supervisor.frozen, f"nobody has told the router that {worker.slot}.{worker.incarnation} is dead"
 
 
 class Universe:
@@ -229,6 +234,8 @@ class Universe:
         self._unsent: list[tuple[bytes, list[bytes]]] = []  # what clients say while no router is there
         self._held: set[int] = set()
         self._restart_asked: set[int] = set()
+        self._stalled_s = 0.0
+        self._died_at: dict[tuple[int, int], float] = {}
         self._pid = 100
         self._asked = 0
         self._tick_due = self.time.now + TICK_S
@@ -344,6 +351,7 @@ class Universe:
     def worker_died(self, worker: VirtualWorker, signal: str | None, code: int | None) -> None:
         """A process has ended; the supervisor reads it from its pidfd, and what it ran from the board."""
         slot, incarnation = worker.slot, worker.incarnation
+        self._died_at[slot, incarnation] = self._watched_s
         for job in worker.jobs.values():
             job.ask.unseen += job.begun and not job.rows_running
         self.witness.died(slot, incarnation, worker.asked, signal, self.time.now)
@@ -357,6 +365,16 @@ class Universe:
             self.feed(ev.WorkerExited(slot, incarnation, exit_, running))
 
         self.time.send(f"pidfd of {worker.name}", self.supervisor, seen)
+
+    def dead_for(self, slot: int, incarnation: int) -> float:
+        """How long the supervisor could have known of a process's end; 0 for a living one."""
+        now = self._watched_s
+        return now - self._died_at.get((slot, incarnation), now)
+
+    @property
+    def _watched_s(self) -> float:
+        """Time in which neither the host nor the supervisor stood still."""
+        return self.time.now - self.time.paused_s - self._stalled_s
 
     # Lines between router, workers and clients
 
@@ -499,9 +517,12 @@ class Universe:
 
         self.time.send(f"pidfd of {router.name}", self.supervisor, seen)
 
-    def stall(self) -> None:
+    def stall(self, seconds: float) -> None:
         """The supervisor alone stands still."""
         self.supervisor.frozen = True
+        self.run(seconds)
+        self._stalled_s += seconds
+        self.time.thaw(self.supervisor)
 
     def heal(self) -> None:
         """All faults end, and operators give everything free."""
@@ -509,8 +530,6 @@ class Universe:
         self.loads_fail.clear()
         self.loads_hang.clear()
         self.spawns_fail.clear()
-        self.time.thaw(self.supervisor)
-        self.run(0.1)
         for slot in range(len(self.board)):
             self.let_go(slot)
             self.thaw(slot)
