@@ -78,14 +78,20 @@ def _happen(what: str, slot: int) -> Named:
             case "mend":
                 for faults in (u.loads_fail, u.loads_hang, u.spawns_fail):
                     faults.discard(n)
+            case "doom":
+                u.doom(n)
             case "router dies":
                 u.router_dies()
+            case "router freezes":
+                u.freeze_router()
+            case "router thaws":
+                u.thaw_router()
 
     return Named(f"{what} {slot}", act)
 
 
 def _pause(seconds: float) -> Named:
-    return Named(f"the host pauses {seconds:.1f} s", lambda u: u.time.pause(seconds))
+    return Named(f"the host pauses {seconds:.1f} s", lambda u: u.pause(seconds))
 
 
 def _stall(seconds: float) -> Named:
@@ -98,7 +104,7 @@ def _cancel(index: int) -> Named:
 
 _FATES = (
     "kill", "kill", "exit 0", "exit 1", "exit 75", "freeze", "freeze", "thaw", "thaw", "stick", "let go", "loads fail", "loads hang",
-    "spawns fail", "mend", "mend", "router dies",
+    "spawns fail", "mend", "mend", "router dies", "router freezes", "router thaws", "router thaws", "doom", "doom",
 )  # fmt: skip
 DEEDS = st.one_of(
     st.just(Named("nothing", lambda _: None)),
@@ -137,13 +143,13 @@ def test_every_promise_is_kept_in_every_schedule(slots: int) -> None:
         for deed in deeds:
             deed.act(universe)
         if end == "heal":
-            _heal(universe)
+            _heal(universe, attempts)
         _stop(universe, [] if end == "heal" else late, twice=end == "stop twice")
 
     schedule()
 
 
-def _heal(universe: Universe) -> None:
+def _heal(universe: Universe, attempts: int) -> None:
     """After the last fault all comes back, and works."""
     universe.heal()
     universe.run(4.0)  # a batch that hung before is noticed within this
@@ -162,6 +168,15 @@ def _heal(universe: Universe) -> None:
     probes = [universe.ask() for _ in range(8 * len(universe.board))]
     universe.run(3.0)
     assert {tuple(p.codes) for p in probes} == {("ok",)}
+    # A death once more: what it ran is run again, one by one, and nothing is left over from the deaths before.
+    again = [universe.ask("slow", timeout_s=30.0) for _ in range(4)]
+    universe.run(0.1)
+    slot, _ = next(where for ask in again for where in ask.at)
+    universe.kill(slot)
+    universe.run(12.0)
+    codes = {tuple(a.codes) for a in again}
+    assert codes <= {("ok",), ("worker_lost",), ("no_workers",)}
+    assert codes == {("ok",)} or attempts == 1 or len(universe.board) == 1  # a lone worker that dies too often is parked
 
 
 def _stop(universe: Universe, late: list[Named], *, twice: bool) -> None:

@@ -14,7 +14,7 @@ import msgpack
 from gpupool import wire
 from gpupool.board import Phase
 from gpupool.exits import Exit as ExitCode
-from gpupool.link import BYE, HELLO, RESULTS, Hello, Result, Work
+from gpupool.link import BYE, HELLO, RESULTS, Hello, Result, Work, WorkFlag
 from gpupool.router.balance import Reading
 from gpupool.router.commands import Event, Quit, Reply, SendTickets, SendWork, Tell
 from gpupool.router.core import Core
@@ -23,6 +23,7 @@ from gpupool.spec import BatchingSpec, ModelSpec, RouterSpec
 from gpupool.supervisor import commands as cmd
 from gpupool.supervisor import events as ev
 from gpupool.supervisor.capacity import DegradeRule
+from gpupool.supervisor.lifecycle import State
 from gpupool.supervisor.liveness import LivenessPolicy
 from gpupool.supervisor.pool import Policy, Pool
 from gpupool.supervisor.restart import RestartPolicy
@@ -35,6 +36,8 @@ TICK_S = 0.2
 MAX_PENDING = 40
 _LAST_WORDS_S = 0.003  # as in the router's loop
 _READING_S = 0.002
+#: A stand-still as long as this is surely noticed as one, and held against nobody.
+_NOTICED_S = 1.3
 #: As soon as the supervisor knows of an end the router must, too.
 _LONGEST_UNKNOWN_S = 1.0
 
@@ -68,6 +71,8 @@ class VirtualRouter(Actor):
             max_pending=MAX_PENDING, max_attempts=max_attempts,
         )  # fmt: skip
         self.core = Core(spec)
+        self.thawed_at = 0.0
+        self._gone: set[bytes] = set()  # peers that have said BYE
         self._workers: list[Callable[[float], None]] = []
         self._clients: list[tuple[bytes, list[bytes]]] = []
         self._turn_asked = False
@@ -89,7 +94,13 @@ class VirtualRouter(Actor):
             return
         workers = self.core.workers
         handlers = {HELLO: workers.hello, RESULTS: workers.results, BYE: workers.bye}
-        self._workers.append(lambda now: handlers[kind](peer, payload, now))
+
+        def handle(now: float) -> None:
+            handlers[kind](peer, payload, now)
+            if kind != RESULTS:
+                (self._gone.add if kind == BYE else self._gone.discard)(peer)
+
+        self._workers.append(handle)
         self._ask_turn()
 
     def from_supervisor(self, m: dict[str, Any]) -> None:
@@ -189,6 +200,8 @@ class VirtualRouter(Actor):
     def _send_work(self, peer: bytes, requests: list[Request], now: float) -> None:
         slot, incarnation = (int(part) for part in peer.split(b".")[:2])
         assert (slot, incarnation) not in self.dead, "work for a lost worker"
+        assert peer not in self._gone, "work for a worker that has said goodbye"
+        assert all(r.flags & WorkFlag.ALONE for r in requests if r.deaths), "a suspect is not run alone"
         assert slot not in self.held or self.core.workers.fleet.all_held, "work for a held worker"
         works = [Work(r.ticket, r.model, r.flags, r.rows, r.timeout_s, r.priority, r.frames) for r in requests]
         assert all(w.timeout_s > 0 for w in works), "work past its deadline is sent"
@@ -206,7 +219,8 @@ class VirtualRouter(Actor):
         assert ledger.pending <= MAX_PENDING
         for worker in self.core.workers.fleet.by_slot.values():
             dead_s = self._u.dead_for(worker.slot, worker.incarnation)
-            assert dead_s <= _LONGEST_UNKNOWN_S or self._u.supervisor.frozen, f"nobody has told the router that {worker.slot}.{worker.incarnation} is dead"
+            stood = self._u.supervisor.frozen or self._u.time.now < self.thawed_at + _LONGEST_UNKNOWN_S
+            assert dead_s <= _LONGEST_UNKNOWN_S or stood, f"nobody has told the router that {worker.slot}.{worker.incarnation} is dead"
 
 
 class Universe:
@@ -235,6 +249,7 @@ class Universe:
         self._held: set[int] = set()
         self._restart_asked: set[int] = set()
         self._stalled_s = 0.0
+        self.stood_until = 0.0  # the end of the latest stand-still that the supervisor must have noticed
         self._died_at: dict[tuple[int, int], float] = {}
         self._pid = 100
         self._asked = 0
@@ -303,6 +318,8 @@ class Universe:
             case cmd.KillRouter():
                 self.router_dies()
             case cmd.TellRouter(message):
+                if message["t"] == "release":
+                    assert self.pool.slots[message["slot"]].state != State.STOPPING, "work for a process that is being ended"
                 if message["t"] == "lost":
                     self.witness.blamed(message["slot"], message["incarnation"], blame=message["blame"])
                 if (router := self.router) is not None:
@@ -334,6 +351,7 @@ class Universe:
         match m["t"]:
             case "up":
                 self.feed(ev.RouterUp(router.epoch, m["bind"]))
+                assert not self.pool.ready_count, "workers are called ready that a new router does not know"
             case "joined":
                 self.feed(ev.WorkerJoined(m["slot"], m["incarnation"]))
             case "idle":
@@ -466,6 +484,17 @@ class Universe:
 
     # What fate does
 
+    def pause(self, seconds: float) -> None:
+        """The whole host stands still."""
+        self.time.pause(seconds)
+        if seconds > _NOTICED_S:
+            self.stood_until = self.time.now
+
+    def doom(self, slot: int) -> None:
+        """A worker dies at the end of its next batch, its answers with it."""
+        if (worker := self.workers.get(slot)) is not None:
+            worker.doomed = True
+
     def kill(self, slot: int, code: int | None = None) -> None:
         """A worker dies of itself, or of somebody outside the pool."""
         worker = self.workers.get(slot)
@@ -473,6 +502,17 @@ class Universe:
             if code:
                 worker.asked = None
             worker.die(signal=None if code is not None else "SIGKILL", code=code)
+
+    def freeze_router(self) -> None:
+        """The router is stopped."""
+        if self.router is not None:
+            self.router.frozen = True
+
+    def thaw_router(self) -> None:
+        """It goes on."""
+        if (router := self.router) is not None and router.frozen:
+            router.thawed_at = self.time.now
+            self.time.thaw(router)
 
     def freeze(self, slot: int) -> None:
         """A worker is stopped (SIGSTOP, a debugger, swapping)."""
@@ -522,6 +562,8 @@ class Universe:
         self.supervisor.frozen = True
         self.run(seconds)
         self._stalled_s += seconds
+        if seconds > _NOTICED_S:
+            self.stood_until = self.time.now
         self.time.thaw(self.supervisor)
 
     def heal(self) -> None:
@@ -530,7 +572,10 @@ class Universe:
         self.loads_fail.clear()
         self.loads_hang.clear()
         self.spawns_fail.clear()
+        self.thaw_router()
         for slot in range(len(self.board)):
+            if (worker := self.workers.get(slot)) is not None:
+                worker.doomed = False
             self.let_go(slot)
             self.thaw(slot)
         self.run(0.1)

@@ -31,6 +31,7 @@ class BoardSlot:
     incarnation: int = 0
     pid: int = 0
     phase: Phase = Phase.NONE
+    since: float = 0.0
     deadline: float = 0.0
     beat: float = 0.0
     batches: int = 0
@@ -45,7 +46,7 @@ class BoardSlot:
     def record(self) -> SlotRecord:
         """As the supervisor reads it."""
         return SlotRecord(
-            self.incarnation, self.pid, self.phase, 0, int(self.deadline * 1e9), int(self.beat * 1e9), 0, self.rows_running,
+            self.incarnation, self.pid, self.phase, int(self.since * 1e9), int(self.deadline * 1e9), int(self.beat * 1e9), 0, self.rows_running,
             self.rows_queued, self.limit, int(self.service_s * 1e9), self.batches, 0, 0, 0, 0, 0,
         )  # fmt: skip
 
@@ -71,6 +72,8 @@ class VirtualWorker(Actor):
     def __init__(self, universe: Universe, slot: int, incarnation: int, pid: int) -> None:
         super().__init__(f"worker {slot}.{incarnation}")
         self.slot, self.incarnation, self.pid = slot, incarnation, pid
+        self.doomed = False  # dies when its next batch has run, before it can tell
+        self.worked_at = universe.time.now  # when what it is at began
         self.in_kernel = False  # no signal reaches it
         self.kill_waits = False
         self.last_words_lost = False  # what it had sent when it died never left
@@ -103,7 +106,7 @@ class VirtualWorker(Actor):
     def _attach(self) -> None:
         u, old = self._u, self.board
         u.board[self.slot] = BoardSlot(
-            self.incarnation, self.pid, Phase.IMPORT, self._born + u.policy.liveness.load_timeout_s,
+            self.incarnation, self.pid, Phase.IMPORT, self._born, self._born + u.policy.liveness.load_timeout_s,
             set_batch=old.set_batch, set_window=old.set_window,
         )  # fmt: skip
         self._beat()
@@ -151,6 +154,11 @@ class VirtualWorker(Actor):
             return
         if self.in_kernel:
             return
+        if name == "SIGABRT":
+            patience = self._u.policy.liveness
+            at_least = patience.batch_timeout_s if self.board.phase == Phase.BATCH else min(patience.load_timeout_s, 2.5)
+            worked_s = self._u.time.now - max(self.worked_at, self._u.stood_until)
+            assert self.frozen or worked_s >= at_least - 1e-6, f"called hung after {worked_s:.3f} s"
         self._u.time.thaw(self)
         if name == "SIGTERM":
             self._u.time.after(0.0, self, self._stop)
@@ -294,7 +302,8 @@ class VirtualWorker(Actor):
         assert all(s.item.deadline > now for s in batch.shares), "work begun past its deadline"
         self.batch, self._batch_epoch = batch, self._epoch
         board.tickets, board.rows_running, board.rows_queued = batch.tickets, batch.rows, self.batcher.rows
-        board.phase, board.deadline = Phase.BATCH, now + u.policy.liveness.batch_timeout_s
+        self.worked_at = now
+        board.phase, board.since, board.deadline = Phase.BATCH, now, now + u.policy.liveness.batch_timeout_s
         for job, share in zip(jobs, batch.shares, strict=True):
             first, job.begun = not job.begun, True
             job.rows_running = share.stop - share.start
@@ -322,6 +331,11 @@ class VirtualWorker(Actor):
                 self._answer(job, "ok")
         board.batches += 1
         board.service_s = seconds / batch.rows
+        if self.doomed:
+            self._idle()
+            self.asked = None
+            self.die(signal="SIGSEGV")
+            return
         # The link's thread sends the results while the work loop clears the board: either may come first.
         if u.rng.random() < 0.5:
             self._send_results()
