@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-gpu bench clean
+.PHONY: help setup demo check test test-gpu bench drill-report clean
 
 help:
 	@echo 'make setup     install into $(VENV)'
@@ -13,6 +13,7 @@ help:
 	@echo 'make test      all tests that need no GPU'
 	@echo 'make check     format, lint and types'
 	@echo 'make test-gpu  the tests that need a GPU'
+	@echo 'make drill-report  every fault at every moment on a real pool: noticed when, lost what'
 	@echo 'make bench     speed and memory, as ratios within one run'
 
 setup: $(READY)
@@ -35,7 +36,11 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# The tests of the systemd units boot a systemd of their own; without the means to do so they are skipped and say why.
 test: $(READY)
+	@[ "$$(id -u)" != 0 ] || command -v systemd-nspawn >/dev/null || ! command -v apt-get >/dev/null || \
+	  { echo 'installing systemd-container: tests/systemd boot a real systemd with it'; \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends systemd-container >/dev/null; } || true
 	$(BIN)/pytest -m 'not gpu'
 
 test-gpu: $(READY)
@@ -43,6 +48,9 @@ test-gpu: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m tests.bench
+
+drill-report: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m drills
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

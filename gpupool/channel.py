@@ -7,9 +7,10 @@ Every message is a map with a key `t`. The first to a child is its `spec`. What 
 
 | to the router | means |
 | --- | --- |
-| lost {slot, incarnation, running, blame, reason} | that worker is dead; `running` lists its batch's tickets, None: unknown |
+| lost {slot, incarnation, running, blame, reason, kind} | that worker is dead; `running`: its batch's tickets, None: unknown |
 | hold {slot} / release {slot} | send no new work to the slot / do again |
-| expect {ready, coming} | workers ready, and workers that may yet become so: is waiting worth while? |
+| avoid {slot, on} | its worker is late: use it only when there is no other |
+| expect {ready, coming, admission} | workers ready, those that may yet become so, share of the backlog's bounds in force |
 | settings {…} | live values of a reload |
 | drain {} | refuse new requests with `draining`, finish the rest, answer `drained` |
 | undrain {} | take requests again |
@@ -34,6 +35,7 @@ Every message is a map with a key `t`. The first to a child is its `spec`. What 
 | to a worker | means |
 | --- | --- |
 | settings {batching} | batching settings of each model, after a reload; they hold from the next batch |
+| drill {kind} | kind `hang`: let the work loop block for ever in its next batch, at once when nothing waits (see supervisor.drill) |
 | stop {} | finish the running batch, give the rest back, exit 0 (SIGTERM means the same) |
 """
 

@@ -162,6 +162,9 @@ def _unsupported(document: Document) -> Iterator[Finding]:
         wishes.append(("pool.cpu_overflow", "0", document.pool.cpu_overflow))
     if document.logs.fluentd:
         wishes.append(("logs.fluentd", '""', document.logs.fluentd))
+    for key, default in (("empty_cache_above", 0.9), ("start_fraction", 0.7)):
+        if (value := getattr(document.memory, key)) != default:
+            wishes.append((f"memory.{key}", str(default), value))
     wishes += [
         (f"model[{i}].fallback", '"none"', model.fallback) for i, model in enumerate(document.model) if model.fallback != "none"
     ]

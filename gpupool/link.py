@@ -172,7 +172,8 @@ def _inline(frames: Sequence[bytes], extra: list[bytes]) -> list[bytes | int]:
 
 
 def _outline(packed: list[bytes | int], frames: Sequence[bytes]) -> list[bytes]:
-    return [f if isinstance(f, bytes) else frames[2 + f] for f in packed]
+    # One that is no index, or points before the bodies, raises as a wrong index does.
+    return [f if isinstance(f, bytes) else frames[2 + f if f >= 0 else len(frames)] for f in packed]
 
 
 def _list(frames: Sequence[bytes]) -> list[Any]:

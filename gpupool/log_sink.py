@@ -1,7 +1,7 @@
 """A bounded queue and one thread between a program and its log: putting a record never blocks and never raises.
 
 When the queue is full the oldest of the least important records gives way, and what was lost is counted by level and told in one record
-once there is room again. Lines are written whole, one write() each and never above MAX_LINE_BYTES: that is PIPE_BUF, up to which the
+once there is room again. Lines are written whole, several in one write() but never above MAX_LINE_BYTES: that is PIPE_BUF, up to which the
 kernel does not mix the writes of several processes into one pipe.
 """
 
@@ -33,7 +33,7 @@ def render_json(record: Record) -> bytes:
     try:
         line = orjson.dumps(record, default=_plain, option=orjson.OPT_NON_STR_KEYS)
     except Exception:  # a lone surrogate, a tuple as a key, an integer beyond 64 bits: the record must still come out
-        line = orjson.dumps(_tame(record))
+        line = orjson.dumps(tame(record))
     if len(line) < MAX_LINE_BYTES:
         return line + b"\n"
     return _cut(record, len(line)) + b"\n"
@@ -41,7 +41,7 @@ def render_json(record: Record) -> bytes:
 
 def _cut(record: Record, size: int) -> bytes:
     """Shorten the longest texts until the line fits: a record keeps all its keys, and says how long it was."""
-    kept = {k: v if isinstance(v, (int, float, str, type(None))) else _safe(v) for k, v in _tame(record).items()}
+    kept = {k: v if isinstance(v, (int, float, str, type(None))) else _safe(v) for k, v in tame(record).items()}
     kept["cut_from_bytes"] = size
     for room in (3000, 1500, 700, 300, 100, 40, 10):
         # The end of a long text says more than its start: the error of a traceback, the last words of a dump.
@@ -53,7 +53,7 @@ def _cut(record: Record, size: int) -> bytes:
     return orjson.dumps({k: short[k] for k in names if k in short})
 
 
-def _tame(value: Any, depth: int = 0) -> Any:
+def tame(value: Any, depth: int = 0) -> Any:
     """Rebuild a value of plain JSON types only; what nests too deep becomes text."""
     if value is None or isinstance(value, (bool, float)):
         return value
@@ -61,9 +61,9 @@ def _tame(value: Any, depth: int = 0) -> Any:
         return value
     if depth < _MAX_DEPTH:
         if isinstance(value, dict):
-            return {_safe(k): _tame(v, depth + 1) for k, v in value.items()}
+            return {_safe(k): tame(v, depth + 1) for k, v in value.items()}
         if isinstance(value, (list, tuple, set, frozenset, deque)):
-            return [_tame(v, depth + 1) for v in value]
+            return [tame(v, depth + 1) for v in value]
     return _safe(value)
 
 
@@ -83,6 +83,11 @@ def _safe(value: Any) -> str:
     except Exception as e:
         text = f"<{type(value).__name__}: {type(e).__name__} in str()>"
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def iso(now: float) -> str:
+    """ISO 8601 in UTC, of epoch seconds."""
+    return datetime.fromtimestamp(now, UTC).isoformat(timespec="microseconds")
 
 
 class LogSink:
@@ -107,6 +112,7 @@ class LogSink:
         self._lock = threading.Lock()
         self._filled = threading.Event()
         self._closing = False
+        self._torn = False
         self._untold: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
@@ -137,10 +143,27 @@ class LogSink:
             if not self._closing:  # one wake-up for many records: each costs the program's own threads a turn
                 time.sleep(_LINGER_S)
             self._filled.clear()
-            while record := self._next():
-                self._write(record)
+            while self._write_some():
+                pass
             if self._closing:
                 return
+
+    def _write_some(self) -> bool:
+        """Write as many lines as go into one write; False when nothing waited."""
+        if self._untold:
+            self._tell_losses()
+        records: list[Record] = []
+        chunk = b""
+        while record := self._next():
+            line = self._line(record)
+            if records and len(chunk) + len(line) > MAX_LINE_BYTES:
+                self._write(chunk, records)
+                records, chunk = [], b""
+            records.append(record)
+            chunk += line
+        if records:
+            self._write(chunk, records)
+        return bool(records)
 
     def _next(self) -> Record | None:
         with self._lock:
@@ -150,22 +173,34 @@ class LogSink:
                 return minor.popleft()
             return major.popleft() if major else None
 
-    def _write(self, record: Record) -> None:
-        if self._untold:
+    def _tell_losses(self) -> None:
+        with self._lock:
+            told, self._untold = self._untold, Counter()
+        if not self._put(self._render(self._loss_record(told))):
             with self._lock:
-                told, self._untold = self._untold, Counter()
-            if not self._put_line(self._loss_record(told)):
-                with self._lock:
-                    self._untold += told
-        if not self._put_line(record):
-            with self._lock:
-                self._lost(record)
+                self._untold += told
 
-    def _put_line(self, record: Record) -> bool:
-        line = self._render(record)
-        while line:
+    def _line(self, record: Record) -> bytes:
+        # Made here and not where the record was: on a hot path the text of an instant costs as much as all the rest.
+        if not record.get("timestamp"):
+            record["timestamp"] = iso(record.get("time", 0.0))
+        try:
+            return self._render(record)
+        except Exception as e:  # one record that cannot be rendered must not end the log
+            return render_json({"event": "log_record_unreadable", "level": "error", **self._stamp, "error": type(e).__name__})
+
+    def _write(self, chunk: bytes, records: list[Record]) -> None:
+        if not self._put(chunk):
+            with self._lock:
+                for record in records:
+                    self._lost(record)
+
+    def _put(self, lines: bytes) -> bool:
+        """Write whole lines; False when they could not be written (all)."""
+        left = b"\n" + lines if self._torn else lines
+        while left:
             try:
-                line = line[os.write(self._fd, line) :]
+                written = os.write(self._fd, left)
             except BlockingIOError:
                 poll = select.poll()
                 poll.register(self._fd, select.POLLOUT)
@@ -173,12 +208,16 @@ class LogSink:
                     return False
             except (OSError, ValueError):
                 return False
+            else:
+                # What follows a line that broke off in the middle must begin a line of its own.
+                self._torn = not left[:written].endswith(b"\n")
+                left = left[written:]
         return True
 
     def _loss_record(self, told: Counter[str]) -> Record:
-        now = datetime.now(UTC)
+        now = time.time()
         return {
-            "time": now.timestamp(), "timestamp": now.isoformat(), "level": "warning", "event": "log_records_dropped",
+            "time": now, "timestamp": iso(now), "level": "warning", "event": "log_records_dropped",
             **self._stamp, "dropped": dict(told),
         }  # fmt: skip
 

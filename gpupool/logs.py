@@ -14,13 +14,12 @@ import threading
 import time
 import traceback
 import warnings
-from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
 
 import structlog
 
-from gpupool.log_sink import LogSink, Record, render_json
+from gpupool.log_sink import LogSink, Record, render_json, tame
 from gpupool.spec import LogSpec
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -48,8 +47,7 @@ class Log:
     def request(self, fields: Record) -> None:
         """Write the one canonical line of a request. The record is handed over: do not change it afterwards."""
         if self.level <= LEVELS["info"]:
-            now = time.time()
-            self.sink.put({"time": now, "timestamp": _iso(now), "level": "info", "event": "request", **self._bound, **fields})
+            self.sink.put({"time": time.time(), "timestamp": "", "level": "info", "event": "request", **self._bound, **fields})
 
     def close(self) -> None:
         """Flush, for a bounded time."""
@@ -60,8 +58,7 @@ class Log:
         if LEVELS.get(level, 50) >= self.level:
             if error := event.pop("exc_info", None):
                 event["traceback"] = _traceback(error)
-            now = time.time()
-            self.sink.put({"time": now, "timestamp": _iso(now), "level": level, **self._bound, **event})
+            self.sink.put({"time": time.time(), "timestamp": "", "level": level, **self._bound, **event})
         raise structlog.DropEvent
 
 
@@ -87,7 +84,7 @@ def configure(component: str, spec: LogSpec, **bound: Any) -> Log:
 
 def render_text(record: Record) -> bytes:
     """Make one line for people: time, level, who, event, then the rest as key=value."""
-    rest = dict(record)
+    rest = tame(record)
     stamp = str(rest.pop("timestamp", ""))[11:23]
     level, event, component = (str(rest.pop(k, "?")) for k in ("level", "event", "component"))
     who = component if (slot := rest.pop("worker", None)) is None else f"{component} {slot}"
@@ -137,17 +134,3 @@ def _traceback(error: Any) -> str:
     if isinstance(error, tuple):
         return "".join(traceback.format_exception(*error))
     return str(error)
-
-
-def _iso(now: float) -> str:
-    """Format an instant; the part down to the second is kept, since it serves thousands of request lines."""
-    global _second  # noqa: PLW0603 - a cache of one value, replaced whole: threads may only make it miss
-    second = int(now)
-    kept, text = _second
-    if kept != second:
-        text = datetime.fromtimestamp(second, UTC).isoformat()[:19]
-        _second = second, text
-    return f"{text}.{int((now - second) * 1e6):06d}+00:00"
-
-
-_second: tuple[int, str] = (-1, "")

@@ -33,6 +33,11 @@ class RuntimeDir:
         """The router's socket for workers."""
         return self.path / "workers.sock"
 
+    @property
+    def xid(self) -> Path:
+        """Where the kernel-log side-car hands its lines in."""
+        return self.path / "xid.sock"
+
     def problem(self) -> str | None:
         """Say what is wrong with this directory's name, if anything is."""
         longest = max(len(os.fsencode(p)) for p in (self.control, self.workers))

@@ -48,8 +48,6 @@ class MemorySpec:
     """Device memory settings handed to workers."""
 
     limit_fraction: float = 0.9
-    empty_cache_above: float = 0.9
-    start_fraction: float = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +87,7 @@ class WorkerSpec:
     batch_timeout_s: float = 60.0
     max_message_bytes: int = 64 << 20
     search_path: tuple[str, ...] = ()  # put before sys.path for handler modules
+    cpus: tuple[int, ...] = ()  # to run on: those next to its card; empty: all
     memory: MemorySpec = MemorySpec()
     log: LogSpec = LogSpec()
 
@@ -109,6 +108,7 @@ def worker_spec(message: dict[str, Any]) -> WorkerSpec:
     """Read a worker's spec from its first channel message."""
     values = _values(message)
     values["search_path"] = tuple(values["search_path"])
+    values["cpus"] = tuple(values["cpus"])
     values["memory"] = MemorySpec(**values["memory"])
     return WorkerSpec(**values)
 

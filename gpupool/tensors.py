@@ -100,7 +100,7 @@ def to_array(tensor: Tensor) -> object:
 @functools.cache  # a failed import searches the whole path each time
 def _numpy() -> Any:
     try:
-        import numpy  # noqa: ICN001, PLC0415 - a client without numpy gets the Tensor, one that sees no tensor never pays
+        import numpy  # noqa: ICN001 - a client without numpy gets the Tensor, one that sees no tensor never pays
     except ImportError:
         return None
     return numpy

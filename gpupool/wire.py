@@ -73,8 +73,12 @@ class Header:
 
 
 def split_delimiter(frames: Sequence[bytes]) -> tuple[bool, Sequence[bytes]]:
-    """Tell whether a REQ socket's empty delimiter leads, and return the frames without it."""
-    if frames and not frames[0]:
+    """Tell whether a REQ socket's empty delimiter leads, and return the frames without it.
+
+    Only a frame that follows makes an empty one a delimiter: what is empty throughout is a malformed message of a DEALER, which
+    could not read a reply with a delimiter.
+    """
+    if len(frames) > 1 and not frames[0] and frames[1]:
         return True, frames[1:]
     return False, frames
 

@@ -19,14 +19,22 @@ class Accounts:
         self.accepted = 0
         self.in_flight = 0
         self.replied: Counter[str] = Counter()
+        self.by_model: dict[str, Counter[str]] = {}  # the same by model; "" for what names none of ours
         self.undeliverable = 0  # replies whose client was gone or did not read
         self.late_results = 0  # results of requests that had been answered otherwise, or of nobody's
         self.redispatched: Counter[str] = Counter()
 
-    def refused(self, code: str) -> None:
+    def refused(self, model: str, code: str) -> None:
         """Count a message that was answered without ever being queued."""
         self.accepted += 1
+        self.answered(model, code)
+
+    def answered(self, model: str, code: str) -> None:
+        """Count a request that was in the books and is answered."""
         self.replied[code] += 1
+        if (codes := self.by_model.get(model)) is None:
+            codes = self.by_model[model] = Counter()
+        codes[code] += 1
 
     def redispatch(self, reason: str) -> None:
         """Count a request that came back from a worker and waits again."""

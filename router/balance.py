@@ -17,6 +17,8 @@ from .workers import Fleet, Worker
 
 CLOSE: Final = 1.5
 CHEAPEST: Final = 0.25
+#: A cost counts for half of what it is above the cheapest after this time without a batch that confirms it.
+HALF_LIFE_S: Final = 1.0
 #: Readings beyond these are noise, not news.
 MAX_SERVICE_S: Final = 3600.0
 MAX_BATCH_LIMIT: Final = 65536
@@ -75,8 +77,12 @@ class Balance:
         return (load + 1) * worker.service_s
 
 
-def apply_readings(fleet: Fleet, readings: Sequence[Reading]) -> None:
-    """Take over what the board says of the registered workers; another incarnation's record counts as unknown."""
+def apply_readings(fleet: Fleet, readings: Sequence[Reading], now: float) -> None:
+    """Take over what the board says of the registered workers; another incarnation's record counts as unknown.
+
+    A cost that no batch has confirmed for a while fades towards the cheapest: it is only renewed by being chosen, and one slow batch
+    would else keep a worker idle for ever.
+    """
     told = {r.slot: r for r in readings}
     known: dict[int, float] = {}
     for worker in fleet.by_slot.values():
@@ -90,6 +96,12 @@ def apply_readings(fleet: Fleet, readings: Sequence[Reading]) -> None:
             worker.reported = reading.rows
         if 0.0 < reading.service_s <= MAX_SERVICE_S:
             known[worker.slot] = reading.service_s
+    if known:
+        cheapest = min(known.values())
+        for worker in fleet.by_slot.values():
+            if worker.slot in known:
+                faded = 0.5 ** (max(0.0, now - worker.answered_at) / HALF_LIFE_S)
+                known[worker.slot] = cheapest + (known[worker.slot] - cheapest) * faded
     costs = _tame(known)
     mean = sum(costs.values()) / len(costs) if costs else 1.0
     for worker in fleet.by_slot.values():

@@ -19,7 +19,7 @@ class Reply:
 
 @dataclass(slots=True)
 class SendWork:
-    """Send requests, already marked with their tickets, to one worker. If that fails: `Core.send_failed`."""
+    """Send requests, already marked with their tickets, to one worker. If that fails: `Dispatch.send_failed`."""
 
     peer: bytes
     requests: list[Request]

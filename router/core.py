@@ -74,11 +74,11 @@ class Core:
                 reply = self.ledger.replies.answered(client, delimiter=delimiter, request_id=header.id, body=body)
                 self.ledger.commands.append(Reply(reply, {}))
         except WireError as e:
-            self._refuse(client, e, frames, delimiter=delimiter)
+            self._refuse(client, e, header, frames, delimiter=delimiter)
         except Exception:  # a fault of ours in one message must not cost the others theirs
             self.ledger.commands.append(Event("error", "message_failed", {"traceback": traceback.format_exc()}))
             mine = Refused("the router failed on this message", ErrorCode.INTERNAL, header.id if header else None)
-            self._refuse(client, mine, frames, delimiter=delimiter)
+            self._refuse(client, mine, header, frames, delimiter=delimiter)
 
     def _infer(self, client: bytes, header: Header, frames: Sequence[bytes], now: float, *, delimiter: bool) -> None:
         ledger, workers = self.ledger, self.workers
@@ -94,11 +94,11 @@ class Core:
             text = "no worker is ready"
             raise Refused(text, ErrorCode.NO_WORKERS, request.id, retry_after_ms=NO_WORKERS_RETRY_MS)
         backlog = ledger.backlog
-        if backlog:
+        if backlog or ledger.suspects:
             if ledger.full_for(request.size):
                 self._make_room(request, now)
             # The cheap comparison first: the prediction itself is for backlogs that may be too long.
-            if backlog.rows > workers.rows_per_s * (request.deadline - now) > 0.0:
+            if backlog.rows > workers.forecast.rows_per_s * (request.deadline - now) > 0.0:
                 self._foresee(request, now)
         ledger.accept(request)
 
@@ -106,12 +106,12 @@ class Core:
         """Send off what came in the same drain; refuse the request if that does not help."""
         self.workers.dispatch(now)
         if full := self.ledger.full_for(request.size):
-            wait_s = self.workers.predicted_wait_s(request.priority)
+            wait_s = self.workers.wait_s(request.priority)
             raise Refused(full, ErrorCode.OVERLOADED, request.id, retry_after_ms=_retry_ms(wait_s))
 
     def _foresee(self, request: Request, now: float) -> None:
         """Refuse a request whose deadline cannot be met."""
-        wait_s = self.workers.predicted_wait_s(request.priority)
+        wait_s = self.workers.wait_s(request.priority)
         if wait_s > CLEARLY * (request.deadline - now):
             text = f"the deadline cannot be met: about {wait_s:.1f} s of work are waiting"
             raise Refused(text, ErrorCode.OVERLOADED, request.id, retry_after_ms=_retry_ms(wait_s))
@@ -123,9 +123,12 @@ class Core:
         if request is not None:  # else it is answered already, or was never here
             self._end_early(request, ErrorCode.CANCELLED, now, "cancelled by the client")
 
-    def _refuse(self, client: bytes, error: WireError, frames: Sequence[bytes], *, delimiter: bool) -> None:
+    def _refuse(
+        self, client: bytes, error: WireError, header: Header | None, frames: Sequence[bytes], *, delimiter: bool
+    ) -> None:
         ledger = self.ledger
-        ledger.accounts.refused(error.code)
+        model = self._intake.model_name(header) if header is not None and header.type == "infer" else ""
+        ledger.accounts.refused(model, error.code)
         ledger.commands.append(
             ledger.replies.refused(
                 client, error.code, error.message, delimiter=delimiter, request_id=error.request_id, field=error.field,
@@ -189,8 +192,7 @@ class Core:
         """
         policy = Policy(values.get("policy", self.workers.balance.policy))
         self.workers.balance.policy = policy
-        self.ledger.max_pending = values.get("max_pending", self.ledger.max_pending)
-        self.ledger.max_pending_bytes = values.get("max_pending_bytes", self.ledger.max_pending_bytes)
+        self.ledger.set_bounds(max_pending=values.get("max_pending"), max_pending_bytes=values.get("max_pending_bytes"))
         if timeout_ms := values.get("default_timeout_ms"):
             self._intake.default_timeout_s = timeout_ms / 1e3
         if batching := values.get("batching"):
@@ -206,7 +208,8 @@ class Core:
         state = "starting" if self.mode is Mode.OPEN and not self.workers.joined_ever else str(self.mode)
         return {
             "state": state, "pending": ledger.pending, "in_flight": accounts.in_flight, "accepted_total": accounts.accepted,
-            "replied_total": dict(accounts.replied), "undeliverable_total": accounts.undeliverable,
+            "replied_total": dict(accounts.replied),
+            "replied_by_model": {model: dict(codes) for model, codes in accounts.by_model.items()}, "undeliverable_total": accounts.undeliverable,
             "late_results_total": accounts.late_results, "redispatched_total": dict(accounts.redispatched),
             "poisoned": len(ledger.poison),
             "workers": {w.slot: w.rows for w in self.workers.fleet.by_slot.values()},

@@ -15,6 +15,7 @@ from gpupool.spec import RouterSpec
 
 from .balance import Balance, Policy, Reading, apply_readings
 from .commands import Event, SendTickets, SendWork, Tell
+from .forecast import Forecast
 from .ledger import Death, Ledger
 from .replies import RETRYABLE
 from .requests import Request, State
@@ -23,8 +24,6 @@ from .workers import Fleet, Worker
 #: Infrastructure errors in a row after which a worker is reported for replacement.
 MAX_FAILURES: Final = 5
 NO_WORKERS_RETRY_MS: Final = 1000
-#: Weight of a new batch in the smoothed batch duration.
-_SMOOTHING: Final = 0.2
 #: A router's tickets start at its epoch times this, so that none is ever used by two routers of a pool.
 _TICKETS_PER_EPOCH: Final = 1 << 40
 _MAX_EPOCHS: Final = 1 << 23
@@ -43,7 +42,7 @@ class Dispatch:
         self.joined_ever = spec.epoch > 1
         self._ready, self._coming = 0, int(self.joined_ever)
         self._no_room = False  # the last round left requests waiting, and nothing has changed since
-        self.rows_per_s = 0.0  # what the present workers do at the most, 0 until known of all
+        self.forecast = Forecast()
 
     # Events of workers
 
@@ -69,7 +68,9 @@ class Dispatch:
         else:
             if there is not None:  # the supervisor lets a slot's next process start only when the last one is dead
                 self.lost(there.slot, there.incarnation, None, now, blame=False, reason="replaced")
-            fleet.add(Worker(peer, hello))
+            newcomer = Worker(peer, hello)
+            newcomer.answered_at = now
+            fleet.add(newcomer)
             self._event("info", "worker_joined", worker=hello.slot, incarnation=hello.incarnation)
         fleet.changed()
         self.joined_ever = True
@@ -108,6 +109,7 @@ class Dispatch:
             elif code == ErrorCode.INTERNAL:
                 self._failed(worker)
         if worker is not None and results:
+            worker.answered_at = now
             self._learn(worker, results[-1])
 
     def bye(self, peer: bytes, tickets: Collection[int], now: float) -> None:
@@ -125,16 +127,27 @@ class Dispatch:
     # Events of the supervisor
 
     def lost(
-        self, slot: int, incarnation: int, running: Collection[int] | None, now: float, *, blame: bool, reason: str
+        self,
+        slot: int,
+        incarnation: int,
+        running: Collection[int] | None,
+        now: float,
+        *,
+        blame: bool,
+        reason: str,
+        kind: str = "crash",
     ) -> None:
-        """A worker is dead. `running`: the tickets that it was executing; None when they cannot be told: perhaps all."""
+        """A worker is dead. `running`: the tickets that it was executing; None when they cannot be told: perhaps all.
+
+        `reason` is for people; `kind` (crash, stuck, operator …) is one of a few and counts.
+        """
         ledger = self._ledger
         worker = self.fleet.lose(slot, incarnation)
         if worker is None:
             return
         if ledger.suspects.reserved is worker:
             ledger.suspects.reserved = None
-        death = Death(slot, running, blame, reason)
+        death = Death(slot, running, blame, kind)
         returned = ledger.mourn(worker.outstanding.values(), death, now)
         self._no_room = False
         self._event(
@@ -160,16 +173,21 @@ class Dispatch:
         self._no_room = False
         self._event("info", "worker_released", worker=slot)
 
-    def expect(self, ready: int, coming: int) -> None:
-        """How many workers are ready by now, and how many may yet become so."""
-        self._ready, self._coming = ready, coming
+    def avoid(self, slot: int, *, on: bool) -> None:
+        """Prefer the others to a slot's worker, or no longer: its beat is missing, which may mean much or nothing."""
+        (self.fleet.avoided.add if on else self.fleet.avoided.discard)(slot)
+        self.fleet.changed()
+        self._no_room = False
 
-    def observe(self, readings: Sequence[Reading]) -> None:
+    def expect(self, ready: int, coming: int, admission: float = 1.0) -> None:
+        """How many workers are ready by now, how many may yet become so, and what share of the backlog's bounds is in force."""
+        self._ready, self._coming = ready, coming
+        self._ledger.set_bounds(admission=admission)
+
+    def observe(self, readings: Sequence[Reading], now: float) -> None:
         """Take over what the board says; worth doing every few milliseconds under load."""
-        apply_readings(self.fleet, readings)
-        usable = self.fleet.usable
-        known = all(w.batch_s for w in usable)
-        self.rows_per_s = sum(w.batch_limit / w.batch_s for w in usable) if known else 0.0
+        apply_readings(self.fleet, readings, now)
+        self.forecast.update(self.fleet.usable)
         self._no_room = False
 
     # Questions
@@ -179,15 +197,9 @@ class Dispatch:
         """Whether nobody is there to run anything, and waiting would be in vain."""
         return not self.fleet.registered and not self._ready and (not self.joined_ever or not self._coming)
 
-    def predicted_wait_s(self, priority: int) -> float:
-        """How long a newcomer would wait at the least, from the batches that the present workers have run; 0 when unknown.
-
-        It supposes full batches that last as long as those of late, so it errs to the low side while batches are small.
-        """
-        if not self.rows_per_s:
-            return 0.0
-        rows = self._ledger.backlog.rows_ahead(priority) + sum(w.rows for w in self.fleet.usable)
-        return rows / self.rows_per_s
+    def wait_s(self, priority: int) -> float:
+        """How long a newcomer of this priority would wait at the least; 0 when unknown."""
+        return self.forecast.wait_s(self._ledger.backlog, self.fleet.usable, priority)
 
     # Sending
 
@@ -284,9 +296,7 @@ class Dispatch:
         if not worker.proven:
             worker.proven = True
             self.fleet.set_limit(worker, worker.batch_limit)
-        if result.started and result.batch_size > 0 and result.forward_s > 0.0:
-            last = worker.batch_s or result.forward_s
-            worker.batch_s = last + _SMOOTHING * (result.forward_s - last)
+        self.forecast.learn(worker, result)
 
     def _tell(self, kind: str, **fields: object) -> None:
         self._ledger.commands.append(Tell({"t": kind, **fields}))

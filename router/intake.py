@@ -41,6 +41,12 @@ class Intake:
         self._sequence = 0
         self.default_timeout_s = spec.default_timeout_ms / 1e3
 
+    def model_name(self, header: Header) -> str:
+        """The model that a header means; "" for none of ours, so that a client's words never become a label."""
+        if header.model is None:
+            return self._spec.models[0].name
+        return header.model if header.model in self._models else ""
+
     def admit(self, client: bytes, header: Header, frames: Sequence[bytes], now: float, *, delimiter: bool) -> Request:
         """Make the request of an `infer` message; `frames` are body and buffers.
 

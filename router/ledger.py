@@ -37,7 +37,7 @@ class Death:
     slot: int
     running: Collection[int] | None
     blame: bool  # whether what it ran may have killed it
-    reason: str
+    kind: str  # crash, stuck, operator …: one of a few, for the books
 
 
 class Ledger:
@@ -45,8 +45,11 @@ class Ledger:
 
     def __init__(self, spec: RouterSpec) -> None:
         self._max_attempts = spec.max_attempts
+        self._names = [m.name for m in spec.models]
         self.max_pending = spec.max_pending
         self.max_pending_bytes = spec.max_pending_bytes
+        self._admission = 1.0  # share of these bounds in force: with fewer workers the same backlog would wait longer
+        self.set_bounds()
         self.commands: list[Command] = []
         self.open: dict[tuple[bytes, RequestId], Request] = {}
         self.accounts = Accounts()
@@ -61,13 +64,23 @@ class Ledger:
         """Requests that wait in the router."""
         return len(self.backlog) + len(self.suspects)
 
+    def set_bounds(
+        self, *, max_pending: int | None = None, max_pending_bytes: int | None = None, admission: float | None = None
+    ) -> None:
+        """Change the bounds of what may wait, or the share of them in force; what is not given stays."""
+        self.max_pending = self.max_pending if max_pending is None else max_pending
+        self.max_pending_bytes = self.max_pending_bytes if max_pending_bytes is None else max_pending_bytes
+        self._admission = self._admission if admission is None else admission
+        self._limit = max(1, int(self.max_pending * self._admission))
+        self._bytes_limit = int(self.max_pending_bytes * self._admission)
+
     def full_for(self, size: int) -> str | None:
         """Say which bound a newcomer of this size would break. An empty backlog takes any message that is allowed at all."""
         backlog = self.backlog
-        if len(backlog) + len(self.suspects) >= self.max_pending:
-            return f"{self.max_pending} requests are waiting, which is the limit"
-        if backlog.size_bytes + size > self.max_pending_bytes and backlog:
-            return f"{backlog.size_bytes} bytes are waiting, the limit is {self.max_pending_bytes}"
+        if len(backlog) + len(self.suspects) >= self._limit:
+            return f"{self._limit} requests are waiting, which is the limit"
+        if backlog.size_bytes + size > self._bytes_limit and backlog:
+            return f"{backlog.size_bytes} bytes are waiting, the limit is {self._bytes_limit}"
         return None
 
     def accept(self, request: Request) -> None:
@@ -93,7 +106,7 @@ class Ledger:
         request.frames = ()
         del self.open[request.client, request.id]
         self.deadlines.remove(request)
-        self.accounts.replied[code] += 1
+        self.accounts.answered(self._names[request.model], code)
         self.commands.append(reply)
 
     def withdraw(self, request: Request) -> None:
@@ -132,12 +145,12 @@ class Ledger:
                     request.died_on = death.slot
             if not self._ends_with(request, now):
                 back.append(request)
-        self._requeue(back, now, death.reason)
+        self._requeue(back, now, death.kind)
         return len(back)
 
     def _ends_with(self, request: Request, now: float) -> bool:
         """Answer a request that came back from a dead worker and may not be sent again."""
-        if request.deaths >= POISON_DEATHS:  # however many attempts are left: each would cost another worker
+        if request.deaths >= POISON_DEATHS:
             self.poison.add(request.model, request.frames, now)
             text = f"{request.deaths} workers died while they ran this request; it is refused for a while"
             self.finish(request, ErrorCode.POISON, now, message=text)
@@ -167,10 +180,11 @@ class Ledger:
         self.backlog.restore(fresh)
         self.suspects.add(suspects)
         for _ in range(len(fresh) + len(suspects)):
-            over = self.pending > self.max_pending or self.backlog.size_bytes > self.max_pending_bytes
-            if not over or len(self.backlog) < 2:
+            too_many = self.pending > self.max_pending
+            too_large = self.backlog.size_bytes > self.max_pending_bytes and len(self.backlog) > 1
+            if not (too_many or too_large):
                 return
-            last = self.backlog.pop_last()
+            last = self.backlog.pop_last() if self.backlog else self.suspects.pop_last()
             text = "requests came back from a worker and the backlog is full"
             self.finish(last, ErrorCode.OVERLOADED, now, message=text, retry_after_ms=RETRY_MS)
 

@@ -87,9 +87,9 @@ class Router:
         for sock in (self._clients, self._workers):
             loop.add_reader(sock.get(zmq.FD), self._turn)
         loop.add_reader(self._channel.fileno(), self._on_channel)
+        self._beat()
         self._tell({"t": "up", "bind": self._bound})
         self._log.event.info("router_up", bind=self._bound, epoch=self._spec.epoch)
-        self._beat()
         self._turn()
         loop.run_forever()
         self._close()
@@ -109,7 +109,7 @@ class Router:
             more |= drain(self._clients, core.message, now, max_messages=_TURN_MESSAGES, max_bytes=_TURN_BYTES)
             if core.ledger.pending and now >= self._read_at + _READING_S:
                 self._read_at = now
-                core.workers.observe(self._readings())
+                core.workers.observe(self._readings(), now)
             self._act(now)
             self._arm(now)
         finally:
@@ -238,7 +238,9 @@ class Router:
             case "release":
                 workers.release(m["slot"])
             case "expect":
-                workers.expect(m["ready"], m["coming"])
+                workers.expect(m["ready"], m["coming"], m.get("admission", 1.0))
+            case "avoid":
+                workers.avoid(m["slot"], on=m["on"])
             case "settings":
                 core.settings(m)
                 if "log_level" in m:
@@ -261,7 +263,7 @@ class Router:
         running = m.get("running")
         self._core.workers.lost(
             m["slot"], m["incarnation"], None if running is None else set(running), now, blame=bool(m.get("blame")),
-            reason=str(m.get("reason", "")),
+            reason=str(m.get("reason", "")), kind=str(m.get("kind", "crash")),
         )  # fmt: skip
         self._ask_turn()
 

@@ -37,6 +37,10 @@ class Suspects:
         """Take out a request; False when it does not wait here."""
         return self._waiting.pop(request.sequence, None) is not None
 
+    def pop_last(self) -> Request:
+        """Take out the one that arrived last; KeyError when none waits."""
+        return self._waiting.popitem(last=True)[1]
+
     def returned(self, request: Request) -> None:
         """Note that a ticket came back: perhaps that of the suspect that ran."""
         if request is self.running:

@@ -19,7 +19,7 @@ class Worker:
     """One registered incarnation. `rows` is the router's own count of samples sent and not answered."""
 
     __slots__ = (
-        "batch_limit", "batch_s", "failures", "idle_told", "incarnation", "leaving", "outstanding", "peer", "proven",
+        "answered_at", "batch_limit", "batch_s", "failures", "idle_told", "incarnation", "leaving", "outstanding", "peer", "proven",
         "reported", "room", "rows", "service_s", "sick", "slot", "turn",
     )  # fmt: skip
 
@@ -36,6 +36,7 @@ class Worker:
         self.idle_told = False  # the supervisor knows that it has nothing left; matters while its slot is held
         self.sick = False  # reported for replacement
         self.failures = 0  # infrastructure errors in a row
+        self.answered_at = 0.0  # when it last answered
         self.batch_s = 0.0  # smoothed duration of a batch, 0 until known
         self.service_s = 1.0  # relative cost of a sample, see balance
         self.reported = 0  # rows that the board shows
@@ -67,6 +68,7 @@ class Fleet:
         self.by_peer: dict[bytes, Worker] = {}
         self.by_slot: dict[int, Worker] = {}
         self.held: set[int] = set()
+        self.avoided: set[int] = set()  # slots whose worker is late: used when there is nobody else
         self._lost: dict[int, int] = {}  # newest incarnation known to be dead, by slot
         self._usable: list[Worker] | None = None
 
@@ -78,6 +80,7 @@ class Fleet:
         """Register a worker; whoever had its slot must have been removed."""
         self.by_peer[worker.peer] = worker
         self.by_slot[worker.slot] = worker
+        self.avoided.discard(worker.slot)
         self.set_limit(worker, worker.batch_limit)
         self.changed()
 
@@ -129,8 +132,12 @@ class Fleet:
 
     @property
     def usable(self) -> list[Worker]:
-        """Workers that may get work: those not held. When all are held: all, so that accepted work is finished."""
+        """Workers that may get work: those not held, and of these the ones on time if there are any.
+
+        When all are held: all, so that accepted work is finished.
+        """
         if self._usable is None:
             well = [w for w in self.registered if not w.sick]
-            self._usable = well if self.all_held else [w for w in well if w.slot not in self.held]
+            allowed = well if self.all_held else [w for w in well if w.slot not in self.held]
+            self._usable = [w for w in allowed if w.slot not in self.avoided] or allowed
         return self._usable

@@ -59,8 +59,3 @@ class Capacity:
         elif now >= self._better_since + self.dwell_s:
             self.now_in_force, self._better_since = wanted, None
         return self.now_in_force
-
-    @property
-    def settled_at(self) -> float | None:
-        """The instant at which better factors come into force, if that is pending."""
-        return None if self._better_since is None else self._better_since + self.dwell_s

@@ -51,9 +51,9 @@ class TellRouter:
 
 @dataclass(frozen=True, slots=True)
 class SetLimits:
-    """Put the shares of batch and window in force on the board, for every slot."""
+    """Put shares on the board: of the batch by slot, of the window for all."""
 
-    batch_factor: float
+    batch_factors: tuple[float, ...]
     window_factor: float
     reason: str
 

@@ -11,15 +11,21 @@ from gpupool.board import SlotRecord
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The supervisor begins."""
+    """The supervisor begins. `held`: slots that an operator had drained before a restart of the supervisor."""
+
+    held: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed; the board as it reads now, by slot. `late_s`: how much later than planned the loop came round."""
+    """Time passed; the board as it reads now, by slot.
+
+    `late_s`: how much later than planned the loop came round. `router_beat`: the instant of the router's last beat, None: not looked at.
+    """
 
     records: Sequence[SlotRecord]
     late_s: float = 0.0
+    router_beat: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +131,11 @@ class RouterExited:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterDeaf:
+    """A message that the router must know could not be sent to it."""
+
+
+@dataclass(frozen=True, slots=True)
 class RouterDrained:
     """Nothing is pending and nothing in flight."""
 
@@ -152,6 +163,48 @@ class RestartAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseAsked:
+    """An operator wants these slots' devices for other things: finish, end the process, start none."""
+
+    slots: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CardJudged:
+    """A slot's card must not be used: it is gone (`lost`) or needs something first."""
+
+    slot: int
+    lost: bool
+    reason: str
+    needs: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CardReadmitted:
+    """A judged card may be used again."""
+
+    slot: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCondemned:
+    """A slot's process is spoilt, its card is not: replace the process."""
+
+    slot: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CardThrottled:
+    """A slot's card can bear this share of its batch (1: all of it)."""
+
+    slot: int
+    factor: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopAsked:
     """Drain and stop the pool; asked again: stop waiting."""
 
@@ -176,10 +229,16 @@ Event = (
     | WorkerExited
     | RouterUp
     | RouterExited
+    | RouterDeaf
     | RouterDrained
     | DrainAsked
     | ResumeAsked
     | RestartAsked
+    | ReleaseAsked
+    | CardJudged
+    | CardReadmitted
+    | WorkerCondemned
+    | CardThrottled
     | StopAsked
     | PolicyChanged
 )

@@ -50,13 +50,13 @@ class Instance:
         except BaseException:
             os.close(self._lock_fd)
             raise
-        for path in (runtime.control, runtime.workers):
+        for path in (runtime.control, runtime.workers, runtime.xid):
             with suppress(FileNotFoundError):
                 path.unlink()
 
     def close(self) -> None:
         """Leave nothing behind but the directory. The lock file stays: unlinking it would let two hold it."""
-        for path in (self.runtime.control, self.runtime.workers):
+        for path in (self.runtime.control, self.runtime.workers, self.runtime.xid):
             with suppress(FileNotFoundError):
                 path.unlink()
         os.close(self.life_fd)

@@ -19,7 +19,7 @@ class State(StrEnum):
     DRAINING = "draining"  # no new work; what was accepted is being finished
     DRAINED = "drained"  # idle by the operator's wish; the process stays
     STOPPING = "stopping"  # was told to end, by steps that get harder
-    BACKING_OFF = "backing_off"  # died; the next start waits for its delay
+    BACKING_OFF = "backing_off"  # the next start waits: for its delay after a death, for its turn, or for its card
     PARKED = "parked"  # died too often, or no restart can help
     QUARANTINED = "quarantined"  # its card needs a reset or an operator
     LOST = "lost"  # its card is gone
@@ -31,6 +31,7 @@ class Change(StrEnum):
     """What can happen to a slot."""
 
     SPAWN = "spawn"  # a process is being started
+    WAIT = "wait"  # a process is to be started, but not yet
     PROGRESS = "progress"  # the process reached its models
     JOIN = "join"  # registered with the router
     HOLD = "hold"  # no new work (operator's drain, planned restart)
@@ -59,7 +60,7 @@ _ENDED: Final = {
     _C.LOSE: _S.LOST,
 }
 _WAITING: Final = {
-    _C.SPAWN: _S.STARTING, _C.REST: _S.STOPPED, _C.QUARANTINE: _S.QUARANTINED, _C.LOSE: _S.LOST, _C.PARK: _S.PARKED,
+    _C.SPAWN: _S.STARTING, _C.WAIT: _S.BACKING_OFF, _C.REST: _S.STOPPED, _C.QUARANTINE: _S.QUARANTINED, _C.LOSE: _S.LOST, _C.PARK: _S.PARKED,
 }  # fmt: skip
 
 TABLE: Final[dict[State, dict[Change, State]]] = {

@@ -9,22 +9,29 @@ import secrets
 import signal
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from gpupool.board import Board, SlotRecord, SlotWord, Word
 from gpupool.logs import LEVELS, Log
-from gpupool.spec import LogSpec, ModelSpec, to_message
+from gpupool.spec import LogSpec, ModelSpec
 
 from . import commands as cmd
 from . import events as ev
+from .card_watch import CardWatch
+from .cards.topology import cores_of, cpus_of, threads_per_worker
+from .children import Children
 from .control import ControlServer
+from .kept import Kept, KeptSlot
+from .metrics import page
 from .notify import Notifier
-from .pool import Pool
+from .pool import Pool, PoolState, open_gate
 from .probes import ProbeServer
-from .process import Child, raise_oom_score, thread_environment
+from .process import Child, thread_environment
+from .slot import Purpose
 from .specs import allocator_environment, policy_from, router_spec_from, worker_spec_from
+from .state_file import load, save, state_path
 from .status import About, document, summary
 from .verbs import Verbs
 
@@ -34,11 +41,9 @@ if TYPE_CHECKING:
     from .devices import Device
     from .instance import Instance
 
-#: The router's last books are shown when it does not answer within this time.
-_BOOKS_TIMEOUT_S: Final = 0.3
-#: Workers hold the models and grow: the kernel's OOM killer shall take one of them, not the router, and never us first.
-_OOM_SCORE: Final = {"worker": 500, "router": 300}
 _PPM: Final = 1_000_000
+#: What a stop may take beyond its drain and the workers' own time to end: kills, and the router's last answers.
+_KILLS_S: Final = 30.0
 
 
 class Supervisor:
@@ -53,26 +58,27 @@ class Supervisor:
         self._instance = instance
         self._board = Board.create(len(devices))
         self._board.set(Word.LOG_LEVEL, log.level)
-        self.pool = Pool(len(devices), policy_from(config), random.Random())
         self._token = secrets.token_hex(16)
-        self._log_fd = os.dup(2)
-        self._router: Child | None = None
-        self._workers: dict[tuple[int, int], Child] = {}
-        self._whose: dict[Child, tuple[int, int] | int] = {}  # a worker's (slot, incarnation), or the router's epoch
-        self._router_message = ""
-        self._books: dict[str, Any] = {}
-        self._books_asked = 0
-        self._books_waiters: dict[int, asyncio.Future[None]] = {}
         self._events: deque[ev.Event] = deque()
+        #: Shown each event with the commands that followed, after they were carried out.
+        self.observer: Callable[[ev.Event, Sequence[cmd.Command], float], None] | None = None
         self._handling = False
         self._started_at, self._started_mono = time.time(), time.monotonic()
-        self._notifier = Notifier()
+        self.notifier = Notifier()
         self._announced = False
+        self._state_path = state_path(os.environ, instance.runtime.path, config.pool.name)
+        self._kept: Kept | None = None
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[int] = self._loop.create_future()
+        self.children = Children(
+            self._board, instance.life_fd, loop=self._loop, log=log, feed=self.feed, on_exit=self._on_worker_exit
+        )
+        has_gpus = any(d.kind == "gpu" for d in devices)
+        self.cards = self._watch_cards() if has_gpus else None
+        self.pool = Pool(len(devices), policy_from(config), random.Random(), self.cards.gate if self.cards else open_gate)
         self._verbs = Verbs(self)
         self._control = ControlServer(instance.runtime.control, self._verbs.table())
-        self._probes = ProbeServer(config.http.bind, self._readiness) if config.http.bind else None
+        self._probes = ProbeServer(config.http.bind, self._readiness, self._metrics) if config.http.bind else None
 
     async def run(self) -> int:
         """Start everything and stay until the pool has quit.
@@ -89,13 +95,14 @@ class Supervisor:
         self.log.event.info(
             "pool_starting", pool=self.config.pool.name, devices=[d.id for d in self.devices], config=str(self.config.source)
         )
-        self.feed(ev.Started())
-        self._tick_due = time.monotonic() + self.config.supervision.heartbeat_interval_s
-        self._loop.call_at(self._loop.time() + self.config.supervision.heartbeat_interval_s, self._tick)
+        self._start_pool()
+        self._tick_due = time.monotonic() + self._tick_s
+        self._loop.call_later(self._tick_s, self._tick)
         code = await self._done
         self._control.close()
         if self._probes:
             self._probes.close()
+        self.notifier.close()
         self.log.event.info("pool_stopped", exit_code=code)
         return code
 
@@ -109,10 +116,15 @@ class Supervisor:
         self._handling = True
         try:
             while self._events:
-                for command in self.pool.handle(self._events.popleft(), time.monotonic()):
+                event, now = self._events.popleft(), time.monotonic()
+                commands = self.pool.handle(event, now)
+                for command in commands:
                     self._carry_out(command)
+                if self.observer:
+                    self.observer(event, commands, now)
         finally:
             self._handling = False
+        self._keep()
         self._tell_systemd()
 
     def _carry_out(self, command: cmd.Command) -> None:
@@ -123,28 +135,34 @@ class Supervisor:
                 self._spawn_router(epoch, reason)
             case cmd.SignalWorker(slot, incarnation, name, reason):
                 self.log.event.info("worker_signalled", worker=slot, incarnation=incarnation, signal=name, reason=reason)
-                if child := self._workers.get((slot, incarnation)):
+                if self.cards:
+                    self.cards.worker_signalled(slot)
+                if child := self.children.workers.get((slot, incarnation)):
                     child.signal(signal.Signals[name])
             case cmd.KillRouter(_, reason):
                 self.log.event.warning("router_killed", reason=reason)
-                if self._router:
-                    self._router.signal(signal.SIGKILL)
+                if self.children.router:
+                    self.children.router.signal(signal.SIGKILL)
             case cmd.TellRouter(message, reason):
-                sent = self._router is not None and self._router.channel.send(message)
+                sent = self.children.tell_router(message)
+                if not sent and self.children.router:
+                    self.feed(ev.RouterDeaf())
                 if message["t"] != "expect":
                     self.log.event.info(
                         "router_told", message=message["t"], worker=message.get("slot"), reason=reason, sent=sent
                     )
             case cmd.SetLimits(batch, window, reason):
-                for slot in range(self._board.slots):
-                    self._board.set_slot(slot, SlotWord.SET_BATCH_PPM, round(batch * _PPM))
+                for slot, factor in enumerate(batch):
+                    self._board.set_slot(slot, SlotWord.SET_BATCH_PPM, round(factor * _PPM))
                     self._board.set_slot(slot, SlotWord.SET_WINDOW_PPM, round(window * _PPM))
-                self.log.event.warning("limits_set", batch_factor=batch, window_factor=window, reason=reason)
+                self.log.event.warning("limits_set", batch_factors=batch, window_factor=window, reason=reason)
             case cmd.Report(event, slot, level, fields):
                 getattr(self.log.event, level)(event, **({} if slot is None else {"worker": slot}), **dict(fields))
             case cmd.Quit(code, reason):
                 self.log.event.info("pool_quitting", exit_code=int(code), reason=reason)
-                self._end_children()
+                self.children.kill_all()
+                if self.cards:
+                    self.cards.stop()
                 if not self._done.done():
                     self._done.set_result(int(code))
             case _:
@@ -154,139 +172,84 @@ class Supervisor:
         now = time.monotonic()
         late_s = now - self._tick_due
         # From now on, not from when it was due: after a pause there is one tick, not a burst of them.
-        self._tick_due = now + self.config.supervision.heartbeat_interval_s
+        self._tick_due = now + self._tick_s
         if not self._done.done():
-            self._loop.call_later(self.config.supervision.heartbeat_interval_s, self._tick)
-        self.feed(ev.Tick(self.records(), late_s))
+            self._loop.call_later(self._tick_s, self._tick)
+        self.children.look(now)
+        if self.cards:
+            self.cards.tick(late_s)
+        self.feed(ev.Tick(self.records(), late_s, self._board.get(Word.ROUTER_BEAT_NS) / 1e9))
+        # Last, so that only a tick that went all the way counts as a sign of life.
+        self.notifier.tick(now, loading=not self._announced and self.pool.state == PoolState.STARTING)
 
-    # Processes.
+    @property
+    def _tick_s(self) -> float:
+        return min(self.config.supervision.heartbeat_interval_s, self.notifier.tick_within_s)
 
     def _spawn_worker(self, slot: int, incarnation: int, reason: str) -> None:
         device = self.devices[slot]
-        environment = {
-            **thread_environment(len(self.devices), os.environ), **allocator_environment(self.config), **device.environment(),
-        }  # fmt: skip
+        near = cpus_of(device.bus, os.sched_getaffinity(0)) if device.bus else None
         spec = worker_spec_from(
             self.config, runtime=self._instance.runtime, slot=slot, incarnation=incarnation, token=self._token,
-            device=device, models=self.models, log=self.log_spec(),
+            device=device, models=self.models, log=self.log_spec(), cpus=near,
         )  # fmt: skip
-        try:
-            child = self._start("gpupool.worker", environment)
-        except OSError as e:
-            self.log.event.error("worker_not_spawned", worker=slot, incarnation=incarnation, error=str(e))
-            self.feed(ev.SpawnFailed(slot, incarnation, str(e)))
-            return
-        child.channel.send(to_message(spec))
-        raise_oom_score(child.pid, _OOM_SCORE["worker"])
-        self._workers[slot, incarnation] = child
-        self._whose[child] = (slot, incarnation)
-        self.log.event.info(
-            "worker_spawned", worker=slot, incarnation=incarnation, child=child.pid, device=device.id, reason=reason
-        )
-        self.feed(ev.WorkerSpawned(slot, incarnation, child.pid))
+        environment = {
+            **thread_environment(self._threads(near), os.environ), **allocator_environment(self.config), **device.environment(),
+        }  # fmt: skip
+        if self.children.spawn_worker(spec, environment, reason) and self.cards:
+            self.cards.worker_started(slot)
+
+    def _threads(self, near: Collection[int] | None) -> int:
+        """Threads for one worker: its share of the cores next to its card, or else of all."""
+        if near is None:
+            return threads_per_worker(len(os.sched_getaffinity(0)), len(self.devices))
+        allowed = os.sched_getaffinity(0)
+        sharing = sum(cpus_of(d.bus, allowed) == near for d in self.devices if d.bus)
+        return threads_per_worker(cores_of(near), sharing)
 
     def _spawn_router(self, epoch: int, reason: str) -> None:
         spec = router_spec_from(
             self.config, runtime=self._instance.runtime, epoch=epoch, token=self._token, slots=len(self.devices),
             models=self.models, log=self.log_spec(),
         )  # fmt: skip
-        self._router_message = ""
-        try:
-            child = self._start("gpupool.router", {})
-        except OSError as e:
-            self.log.event.error("router_not_spawned", error=str(e))
-            self._router = None
-            self.feed(ev.RouterExited(epoch, ev.Exit(None, None, str(e))))
-            return
-        self._board.set(Word.ROUTER_EPOCH, epoch)
-        child.channel.send(to_message(spec))
-        raise_oom_score(child.pid, _OOM_SCORE["router"])
-        self._router = child
-        self._whose[child] = epoch
-        self.log.event.info("router_spawned", child=child.pid, epoch=epoch, reason=reason)
+        self.children.spawn_router(spec, reason)
 
-    def _start(self, module: str, environment: dict[str, str]) -> Child:
-        return Child(
-            module, loop=self._loop, environment=environment, board_fd=self._board.fd, life_fd=self._instance.life_fd,
-            log_fd=self._log_fd, on_exit=self._on_exit, on_readable=self._on_message, on_line=self._on_line,
+    def _watch_cards(self) -> CardWatch:
+        return CardWatch(
+            self.devices, loop=self._loop, feed=self.feed, start_child=self.children.start, log=self.log, log_spec=self.log_spec,
+            worker_pids=self.children.worker_pids, xid_socket=self._instance.runtime.xid,
         )  # fmt: skip
 
-    def _on_exit(self, child: Child) -> None:
-        whose = self._whose.pop(child)
-        if isinstance(whose, int):
-            self._router = None
-            for waiter in self._books_waiters.values():
-                waiter.cancel()
-            self.feed(ev.RouterExited(whose, child.exit(), self._router_message))
+    def _start_pool(self) -> None:
+        """Begin where the last run of this pool left off: what an operator drained stays drained, a judged card stays judged."""
+        kept, problem = load(self._state_path)
+        if problem:
+            self.log.event.warning("state_not_read", problem=problem)
+        self._kept = kept
+        if self.cards:
+            self.cards.start(dict(kept.cards))
+        held = [n for n, d in enumerate(self.devices) if (slot := kept.slots.get(d.id)) and slot.held]
+        if held:
+            self.log.event.info("drains_kept", workers=held)
+        self.feed(ev.Started(held))
+
+    def _keep(self) -> None:
+        """Write down what must outlive us, when it has changed."""
+        if self._kept is None or self.pool.stop_asked_at is not None:
             return
-        del self._workers[whose]
-        slot, incarnation = whose
-        record = self._board.read(slot)
-        # A record that is not this process's names nobody: it died before it could have run anything.
-        running = self._board.running(slot) if record.incarnation == incarnation else []
-        self.feed(ev.WorkerExited(slot, incarnation, child.exit(), running))
+        slots = {self.devices[s.number].id: KeptSlot(held=True) for s in self.pool.slots if s.held}
+        kept = Kept(slots, self.cards.health.kept() if self.cards else {})
+        if kept != self._kept:
+            self._kept = kept
+            try:
+                # On the loop on purpose: rare, small, and an operator's answer should mean that it is kept.
+                save(self._state_path, kept)
+            except OSError as e:
+                self.log.event.warning("state_not_written", path=str(self._state_path), error=str(e))
 
-    def _on_message(self, child: Child) -> None:
-        try:
-            message = child.channel.receive()
-        except EOFError:
-            child.ignore_channel()
-            return
-        if message is None:
-            return
-        whose = self._whose[child]
-        if isinstance(whose, int):
-            self._on_router_message(whose, message)
-        else:
-            self._on_worker_message(*whose, message)
-
-    def _on_router_message(self, epoch: int, m: dict[str, Any]) -> None:
-        match m.get("t"):
-            case "up":
-                self.feed(ev.RouterUp(epoch, m["bind"]))
-            case "failed":
-                self._router_message = str(m["message"])
-            case "joined":
-                self.feed(ev.WorkerJoined(m["slot"], m["incarnation"]))
-            case "idle":
-                self.feed(ev.WorkerIdle(m["slot"]))
-            case "sick":
-                self.feed(ev.WorkerSick(m["slot"], m["incarnation"], m["reason"]))
-            case "drained":
-                self.feed(ev.RouterDrained())
-            case "stats":
-                self._books = m
-                if (waiter := self._books_waiters.get(m["n"])) and not waiter.done():
-                    waiter.set_result(None)
-            case kind:
-                self.log.event.warning("unknown_message", source="router", kind=kind)
-
-    def _on_worker_message(self, slot: int, incarnation: int, m: dict[str, Any]) -> None:
-        match m.get("t"):
-            case "loaded":
-                self.feed(ev.WorkerLoaded(slot, incarnation, {k: v for k, v in m.items() if k != "t"}))
-            case "failed":
-                self.log.event.error(
-                    "worker_cannot_start", worker=slot, incarnation=incarnation, stage=m.get("stage"), error=m.get("message"),
-                    traceback=m.get("traceback"),
-                )  # fmt: skip
-                self.feed(ev.WorkerFailed(slot, incarnation, f"{m.get('stage')}: {m.get('message')}"))
-            case kind:
-                self.log.event.warning("unknown_message", source="worker", worker=slot, kind=kind)
-
-    def _on_line(self, child: Child, source: str, text: str) -> None:
-        whose = self._whose.get(child)
-        if isinstance(whose, tuple):
-            self.log.event.info(
-                "output", component="worker", pid=child.pid, worker=whose[0], incarnation=whose[1], source=source, line=text
-            )
-        else:
-            self.log.event.info("output", component="router", pid=child.pid, source=source, line=text)
-
-    def _end_children(self) -> None:
-        """Kill what is left when the pool quits: nothing may outlive it."""
-        for child in (*self._workers.values(), *([self._router] if self._router else [])):
-            child.signal(signal.SIGKILL)
+    def _on_worker_exit(self, slot: int) -> None:
+        if self.cards:
+            self.cards.worker_exited(slot, asked=self.pool.slots[slot].purpose != Purpose.NONE)
 
     # What is asked, and what is told.
 
@@ -298,61 +261,64 @@ class Supervisor:
         """How children log: as we do now."""
         level = next(name for name, value in LEVELS.items() if value == self.log.level)
         logs = self.config.logs
-        return LogSpec(level=level, format=logs.format, file=logs.file, fd=self._log_fd, queue_size=logs.queue_size)
+        return LogSpec(level=level, format=logs.format, file=logs.file, fd=self.children.log_fd, queue_size=logs.queue_size)
+
+    def child(self, slot: int) -> Child | None:
+        """The process that is in a slot now."""
+        return self.children.workers.get((slot, self.pool.slots[slot].incarnation))
+
+    async def books(self) -> dict[str, Any]:
+        """The router's books, fresh if it gives them in time."""
+        return await self.children.books() if self.pool.router.up else self.children.last_books
 
     async def status(self) -> dict[str, Any]:
-        """The status document, with fresh books if the router gives them in time, else its last ones."""
-        if self._router is not None and self.pool.router.up:
-            self._books_asked += 1
-            n = self._books_asked
-            self._books_waiters[n] = self._loop.create_future()
-            try:
-                if self._router.channel.send({"t": "stats", "n": n}):
-                    await asyncio.wait_for(self._books_waiters[n], _BOOKS_TIMEOUT_S)
-            except (TimeoutError, asyncio.CancelledError):
-                self.log.event.warning("router_books_late", timeout_s=_BOOKS_TIMEOUT_S)
-            finally:
-                del self._books_waiters[n]
+        """The status document."""
+        books = await self.books()
         about = About(
             name=self.config.pool.name, pid=os.getpid(), started_at=self._started_at, started_mono=self._started_mono,
             generation=self.generation, devices=self.devices, models=self.models, last_reload_error=self.last_reload_error,
         )  # fmt: skip
-        return document(
-            self.pool, about, self._books, self._router.pid if self._router else None, self.records(), time.monotonic()
-        )
+        views = [self.cards.view(n) if self.cards else {} for n in range(len(self.devices))]
+        router = self.children.router
+        drops = dict(self.log.sink.dropped)
+        return {
+            **document(self.pool, about, books, router.pid if router else None, self.records(), views, time.monotonic()),
+            "log_records_dropped": drops,
+        }
 
-    def apply(self, config: Config, models: Sequence[ModelSpec]) -> None:
-        """Put the live part of a new, checked configuration into force everywhere."""
+    def apply(self, config: Config) -> None:
+        """Put a configuration into force everywhere that differs from the present one in live keys only."""
         self.config, self.generation, self.last_reload_error = config, self.generation + 1, None
-        self.models = (
-            tuple(replace(old, batching=new.batching) for old, new in zip(self.models, models, strict=False)) or self.models
-        )
+        self.models = config.specs
         self.log.set_level(LEVELS[config.logs.level])
         self._board.set(Word.LOG_LEVEL, self.log.level)
         self.feed(ev.PolicyChanged(policy_from(config)))
         r = config.router
-        if self._router:
-            self._router.channel.send({
-                "t": "settings", "max_pending": r.max_pending, "max_pending_bytes": r.max_pending_bytes,
-                "default_timeout_ms": r.default_timeout_ms, "policy": r.policy,
-                "batching": [asdict(m.batching) for m in self.models],
-            })  # fmt: skip
-        for child in self._workers.values():
-            child.channel.send({"t": "settings", "batching": [asdict(m.batching) for m in self.models]})
+        batching = [asdict(m.batching) for m in self.models]
+        self.children.tell_router({
+            "t": "settings", "max_pending": r.max_pending, "max_pending_bytes": r.max_pending_bytes,
+            "default_timeout_ms": r.default_timeout_ms, "policy": r.policy, "batching": batching,
+        })  # fmt: skip
+        self.children.tell_workers({"t": "settings", "batching": batching})
 
     def _readiness(self) -> tuple[bool, str]:
-        return self.pool.ready, summary(self.pool, int(self._books.get("pending", 0)))
+        return self.pool.ready, summary(self.pool, int(self.children.last_books.get("pending", 0)))
+
+    async def _metrics(self) -> str:
+        xids = self.cards.health.xids.totals if self.cards else {}
+        return page(await self.status(), self.pool.workers.ends, xids)
 
     def _tell_systemd(self) -> None:
         if self.pool.ready and not self._announced:
             self._announced = True
-            self._notifier.send(READY=1)
+            self.notifier.ready()
             self.log.event.info("pool_ready", after_s=round(time.monotonic() - self._started_mono, 3))
-        self._notifier.status(summary(self.pool, int(self._books.get("pending", 0))))
+        self.notifier.status(summary(self.pool, int(self.children.last_books.get("pending", 0))))
 
     def _on_stop_signal(self, name: str) -> None:
         self.log.event.info("stop_asked", signal=name)
-        self._notifier.send(STOPPING=1)
+        policy = self.pool.policy
+        self.notifier.stopping(time.monotonic(), within_s=policy.drain_timeout_s + policy.stop_timeout_s + _KILLS_S)
         self.feed(ev.StopAsked())
 
     def _on_reload_signal(self) -> None:

@@ -15,7 +15,7 @@ from gpupool.exits import Exit
 from gpupool.logs import Log, configure
 from gpupool.paths import RuntimeDir, find_runtime_dir
 
-from .devices import DeviceError, choose
+from .devices import DeviceError, DeviceTrouble, choose
 from .instance import AlreadyRunning, Instance, LeftoverProcesses
 from .loop import Supervisor
 
@@ -33,6 +33,9 @@ def run(config: Config) -> int:
     except (AlreadyRunning, LeftoverProcesses) as e:
         log.event.error("already_running", error=str(e))
         code = Exit.ALREADY_RUNNING
+    except DeviceTrouble as e:
+        log.event.error("cannot_start", error=str(e))
+        code = Exit.FAILED
     except DeviceError as e:
         log.event.error("config_error", path="pool.devices", error=str(e))
         code = Exit.BAD_CONFIG
@@ -48,7 +51,9 @@ def _run(config: Config, log: Log) -> int:
     instance = Instance(runtime)
     try:
         models = model_specs(config)
-        devices = choose(config.pool.devices, os.environ)
+        devices = choose(
+            config.pool.devices, os.environ, warn=lambda reason: log.event.warning("devices_passed_over", reason=reason)
+        )
 
         async def main() -> int:
             supervisor = Supervisor(config, log=log, instance=instance, devices=devices, models=models)

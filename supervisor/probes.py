@@ -1,4 +1,4 @@
-"""/livez and /readyz over HTTP, for load balancers and orchestrators: two questions, two answers.
+"""/livez, /readyz and /metrics over HTTP, for load balancers, orchestrators and Prometheus.
 
 Liveness says that the supervisor's loop turns; readiness that requests would be served. It stays live while it drains.
 """
@@ -6,7 +6,7 @@ Liveness says that the supervisor's loop turns; readiness that requests would be
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
@@ -15,12 +15,13 @@ _TIMEOUT_S: Final = 5.0
 
 
 class ProbeServer:
-    """Answers the two probes; `ready` returns (ready, reason)."""
+    """Answers; `ready` returns (ready, reason), `metrics` the text of the page."""
 
-    def __init__(self, bind: str, ready: Callable[[], tuple[bool, str]]) -> None:
+    def __init__(self, bind: str, ready: Callable[[], tuple[bool, str]], metrics: Callable[[], Awaitable[str]]) -> None:
         self._host, _, port = bind.rpartition(":")
         self._port = int(port)
         self._ready = ready
+        self._metrics = metrics
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -36,12 +37,12 @@ class ProbeServer:
         # A scraper that hangs up in the middle, or never asks, harms nobody: every wait here is bounded and every error ends here.
         with suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _TIMEOUT_S)
-            writer.write(self._answer(head.split(b"\r\n", 1)[0]))
+            writer.write(await self._answer(head.split(b"\r\n", 1)[0]))
             await asyncio.wait_for(writer.drain(), _TIMEOUT_S)
         with suppress(OSError):
             writer.close()
 
-    def _answer(self, request_line: bytes) -> bytes:
+    async def _answer(self, request_line: bytes) -> bytes:
         method, _, rest = request_line.partition(b" ")
         path = rest.split(b" ")[0].split(b"?")[0]
         if method not in (b"GET", b"HEAD"):
@@ -52,12 +53,14 @@ class ProbeServer:
         if path == b"/readyz":
             ready, reason = self._ready()
             return _response("200 OK" if ready else "503 Service Unavailable", reason + "\n", head=head)
-        return _response("404 Not Found", "there are /livez and /readyz\n", head=head)
+        if path == b"/metrics":
+            return _response("200 OK", await self._metrics(), head=head, kind="text/plain; version=0.0.4; charset=utf-8")
+        return _response("404 Not Found", "there are /livez, /readyz and /metrics\n", head=head)
 
 
-def _response(status: str, body: str, *, head: bool) -> bytes:
+def _response(status: str, body: str, *, head: bool, kind: str = "text/plain; charset=utf-8") -> bytes:
     text = (
-        f"HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body.encode())}\r\n"
+        f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body.encode())}\r\n"
         f"Connection: close\r\n\r\n{'' if head else body}"
     )
     return text.encode()

@@ -67,9 +67,13 @@ class Child:
         self._loop = loop
         self._on_exit, self._on_line = on_exit, on_line
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.cause = ""  # why it was killed, where somebody knows more than its exit status tells
         self.channel, theirs = Channel.pair()
-        pipes = [os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)]
+        pipes: list[tuple[int, int]] = []
+        self._process: subprocess.Popen[bytes] | None = None
         try:
+            pipes += [os.pipe2(os.O_CLOEXEC)]
+            pipes += [os.pipe2(os.O_CLOEXEC)]
             env = {k: v for k, v in os.environ.items() if k not in _PRIVATE_ENV}
             env |= environment
             env |= {
@@ -82,7 +86,12 @@ class Child:
                 pass_fds=(board_fd, theirs.fileno(), life_fd, log_fd),
                 process_group=0,  # a terminal's Ctrl-C is ours to handle, and its helpers can be ended with it
             )  # fmt: skip
+            self._pidfd = os.pidfd_open(self._process.pid)
         except BaseException:
+            # Short of descriptors, perhaps: nothing may stay behind, least of all a process that nobody watches.
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
             self.channel.close()
             for read_end, _ in pipes:
                 os.close(read_end)
@@ -92,7 +101,6 @@ class Child:
             for _, write_end in pipes:
                 os.close(write_end)
         self.pid = self._process.pid
-        self._pidfd = os.pidfd_open(self.pid)
         self._outputs: dict[int, tuple[str, bytearray]] = {}
         for (read_end, _), source in zip(pipes, ("stdout", "stderr"), strict=True):
             os.set_blocking(read_end, False)
@@ -119,15 +127,12 @@ class Child:
         """Stop reading the channel: its other end is gone."""
         self._loop.remove_reader(self.channel.fileno())
 
-    def abandon(self) -> None:
-        """Let go of a process that cannot be killed."""
-        self._close()
-
     def _exited(self) -> None:
         self._loop.remove_reader(self._pidfd)
         # Before it is reaped: its pid, and with it the group's number, cannot have been given to anybody else yet.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+        assert self._process is not None
         self.code = self._process.wait()
         for fd in list(self._outputs):
             for _ in range(_LAST_READS):
@@ -144,7 +149,7 @@ class Child:
             name = signal.Signals(-self.code).name
         except ValueError:
             name = f"signal {-self.code}"
-        return Exit(None, name, f"killed by {name}", tuple(self.tail))
+        return Exit(None, name, self.cause or f"killed by {name}", tuple(self.tail))
 
     def _read_output(self, fd: int) -> bool:
         """Pass on what one read brings; False when there is nothing (more) to read."""
@@ -191,7 +196,7 @@ def raise_oom_score(pid: int, score: int) -> None:
         Path(f"/proc/{pid}/oom_score_adj").write_text(str(score))
 
 
-def thread_environment(workers: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Cores / workers for each thread pool that a library would else size to the whole machine; an operator's own value wins."""
-    share = str(max(1, len(os.sched_getaffinity(0)) // max(1, workers)))
-    return {name: share for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS") if name not in inherited}
+def thread_environment(threads: int, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Size each thread pool that a library would else size to the whole machine; an operator's own value wins."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    return {name: str(threads) for name in names if name not in inherited}

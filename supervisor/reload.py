@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from gpupool.spec import BatchingSpec
@@ -40,6 +40,28 @@ def difference(old: Config, new: Config) -> Difference:
     changed = sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k))
     live = [k for k in changed if _is_live(k)]
     return Difference(tuple(live), tuple(k for k in changed if k not in live))
+
+
+def merged(old: Config, new: Config) -> Config:
+    """The configuration in force after a reload: the old one with the live keys of the new one, and nothing else.
+
+    Models are told apart by name; one that the new file does not name keeps its batching until the pool starts anew.
+    """
+    tables = {}
+    for name in _TABLES:
+        table, read = getattr(old, name), getattr(new, name)
+        live = {key: getattr(read, key) for key in type(table).model_fields if _is_live(f"{name}.{key}")}
+        tables[name] = table.model_copy(update=live)
+    read_models = {m.name: m for m in new.model}
+    models = tuple(
+        m.model_copy(update={key: getattr(read_models[m.name], key) for key in _LIVE_MODEL_KEYS & set(type(m).model_fields)})
+        if m.name in read_models
+        else m
+        for m in old.model
+    )
+    batching = {s.name: s.batching for s in new.specs}
+    specs = tuple(replace(s, batching=batching.get(s.name, s.batching)) for s in old.specs)
+    return replace(old, **tables, degrade=new.degrade, model=models, specs=specs)
 
 
 def _is_live(key: str) -> bool:

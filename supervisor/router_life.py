@@ -25,6 +25,8 @@ class RouterLife:
         self.bind: Sequence[str] = ()
         self.failures = 0
         self.stopping = False
+        self.late = False  # its beat is missing
+        self._killed = False
         self._up_at: float | None = None
         self._due_at: float | None = None
         self._stop_ends_at = 0.0
@@ -32,7 +34,7 @@ class RouterLife:
     def spawn(self, reason: str) -> list[Command]:
         """Start the next process."""
         self.epoch += 1
-        self.running, self.up, self._due_at = True, False, None
+        self.running, self.up, self.late, self._killed, self._due_at = True, False, False, False, None
         return [SpawnRouter(self.epoch, reason)]
 
     def bound(self, bind: Sequence[str], now: float) -> None:
@@ -55,12 +57,38 @@ class RouterLife:
     def stop(self, reason: str, now: float) -> list[Command]:
         """Have it answer what is left and end. Asking twice is asking once.
 
-        One that has not said yet that it is up may serve already, and clients may wait for its word.
+        One that has not yet said that it is up may serve already, and its clients wait for an answer.
         """
         if self.stopping or not self.running:
             return []
         self.stopping, self._stop_ends_at = True, now + STOP_S
         return [TellRouter({"t": "stop"}, reason)]
+
+    def watch(self, beat: float, now: float, *, late_s: float, dead_s: float, since: float) -> list[Command]:
+        """Judge its beat, which comes from the loop that does its work.
+
+        Args:
+            beat: the instant of the last one; that of an earlier process counts for nothing.
+            now: the present.
+            late_s: without a beat for so long, it does not count as serving.
+            dead_s: without one for so long, it is killed: nobody is served meanwhile, and a new one serves in a moment.
+            since: ages begin no earlier (the supervisor itself was paused until then).
+        """
+        if not self.up or self._up_at is None:
+            return []
+        age = now - max(beat, self._up_at, since)
+        self.late = age > late_s
+        if age <= dead_s or self._killed:
+            return []
+        self._killed = True
+        return [KillRouter(self.epoch, f"no beat for {age:.1f} s")]
+
+    def deaf(self) -> list[Command]:
+        """It does not take what it must know: only a new one can be told."""
+        if not self.up or self._killed:
+            return []
+        self._killed = True
+        return [KillRouter(self.epoch, "it does not read what it is told")]
 
     def tick(self, now: float, *, again: bool) -> list[Command]:
         """Start it when its delay is over; kill it when it does not stop."""

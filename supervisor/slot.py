@@ -20,8 +20,9 @@ class Purpose(StrEnum):
 
     NONE = "none"  # nobody asked: a crash
     RESTART = "restart"  # an operator wants a new one at once
-    REST = "rest"  # none wanted afterwards
+    REST = "rest"  # none wanted afterwards: the pool stops, or an operator has the device
     REPLACE = "replace"  # it is stuck or sick: counts like a crash
+    CARD = "card"  # its card was judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class Slot:
     ready_at: float | None = None
     joined: bool = False  # registered with the present router
     held: bool = False  # drained by an operator; outlives the process
+    failed: bool = False  # its process said that it cannot start, and why
     late: bool = False  # its beat is missing: no new work for now
     crashed: bool = False  # its last process died unasked and the next one is not ready yet
     on_probation: bool = False  # started half-open from parked: the next death parks it again
@@ -74,6 +76,19 @@ class Slot:
     history: RestartHistory = field(default_factory=RestartHistory.empty)
     info: dict[str, Any] = field(default_factory=dict)
     batches: int = 0
+    sentence: Change | None = None  # QUARANTINE or LOSE, while its card is judged
+    needs: str = ""  # what the card needs before it is used again
+    card_factor: float = 1.0  # share of the batch that the card can bear, below 1 while it throttles
+
+    @property
+    def wants_hold(self) -> bool:
+        """Whether the router shall give it no new work."""
+        return self.held or self.state in (State.DRAINING, State.DRAINED)
+
+    @property
+    def wants_avoid(self) -> bool:
+        """Whether the router shall use it only when there is no other: it is late, or being ended."""
+        return self.late or self.state == State.STOPPING
 
     def change(self, change: Change, now: float) -> None:
         """Move to the state that the table names."""
@@ -101,9 +116,10 @@ class Slot:
         """Whether nothing is wrong with it: serving, on its first start, or away by an operator's wish."""
         if self.state in (State.READY, State.DRAINING, State.DRAINED):
             return True
-        if self.purpose == Purpose.RESTART:
+        if self.purpose == Purpose.RESTART or (self.held and not self.crashed and self.sentence is None):
             return True
-        return not self.crashed and self.state in (State.STARTING, State.LOADING)
+        waiting = self.state == State.BACKING_OFF and not self.reason
+        return not self.crashed and (waiting or self.state in (State.STARTING, State.LOADING))
 
     def stable(self, now: float, stable_after_s: float) -> bool:
         """Whether its process served long enough, with real batches, to count as sound."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from gpupool.spec import LogSpec, MemorySpec, ModelSpec, RouterSpec, WorkerSpec
 
 from .capacity import DegradeRule
 from .liveness import LivenessPolicy
-from .pool import Policy
+from .policy import Policy
 from .restart import RestartPolicy
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def worker_spec_from(
     device: Device,
     models: Sequence[ModelSpec],
     log: LogSpec,
+    cpus: Collection[int] | None = None,
 ) -> WorkerSpec:
     """What one worker is told."""
     s, m = config.supervision, config.memory
@@ -66,7 +67,8 @@ def worker_spec_from(
         device=device.torch_name, device_id=device.id, models=tuple(models), heartbeat_interval_s=s.heartbeat_interval_s,
         load_timeout_s=s.load_timeout_s, batch_timeout_s=s.batch_timeout_s, max_message_bytes=config.router.max_message_bytes,
         search_path=(str(config.source.parent.absolute()),),
-        memory=MemorySpec(m.limit_fraction, m.empty_cache_above, m.start_fraction), log=log,
+        memory=MemorySpec(m.limit_fraction), log=log,
+        cpus=tuple(sorted(cpus or ())),
     )  # fmt: skip
 
 

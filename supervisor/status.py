@@ -31,9 +31,19 @@ class About:
 
 
 def document(
-    pool: Pool, about: About, books: Mapping[str, Any], router_pid: int | None, records: Sequence[SlotRecord], now: float
+    pool: Pool,
+    about: About,
+    books: Mapping[str, Any],
+    router_pid: int | None,
+    records: Sequence[SlotRecord],
+    cards: Sequence[Mapping[str, Any]],
+    now: float,
 ) -> dict[str, Any]:
-    """Build the document; `now` is monotonic. `books` is the router's last answer to `stats`, possibly empty."""
+    """Build the document; `now` is monotonic.
+
+    `books` is the router's last answer to `stats`, possibly empty; `cards` what is known of each slot's card (health, needs,
+    memory …), empty for a CPU.
+    """
     held = {int(k): v for k, v in books.get("workers", {}).items()}
     ready = pool.ready_count
     return {
@@ -46,14 +56,14 @@ def document(
             "last_reload_error": about.last_reload_error,
         },
         "router": {
-            "state": "ready" if pool.router.up else "starting", "pid": router_pid, "restarts": max(0, pool.router.epoch - 1),
+            "state": ("late" if pool.router.late else "ready") if pool.router.up else "starting", "pid": router_pid, "restarts": max(0, pool.router.epoch - 1),
             "bind": list(pool.router.bind),
             **{key: books.get(key, 0) for key in ("pending", "in_flight", "accepted_total")},
             "replied_total": books.get("replied_total", {}),
             **{key: value for key, value in books.items() if key not in _ROUTER_OWN},
         },
         "workers": [
-            _worker(slot, about.devices[slot.number], about.models, records[slot.number], held.get(slot.number, 0), now)
+            _worker(slot, about, records[slot.number], cards[slot.number], held.get(slot.number, 0), now)
             for slot in pool.slots
         ],
         "models": [{"name": m.name, "current": m.version, "versions": [m.version]} for m in about.models],
@@ -65,15 +75,16 @@ _ROUTER_OWN = frozenset({"t", "n", "pending", "in_flight", "accepted_total", "re
 
 
 def _worker(
-    slot: Slot, device: Device, models: Sequence[ModelSpec], record: SlotRecord, in_flight: int, now: float
+    slot: Slot, about: About, record: SlotRecord, card: Mapping[str, Any], in_flight: int, now: float
 ) -> dict[str, Any]:
+    device = about.devices[slot.number]
     mine = record.incarnation == slot.incarnation and slot.alive
     beat_age_ms = round((now - record.beat_ns / 1e9) * 1000, 1) if mine and record.beat_ns else None
-    cap = max(m.batching.max_batch for m in models)
+    cap = max(m.batching.max_batch for m in about.models)
     return {
         "worker": slot.number, "state": slot.state, "pid": slot.pid, "incarnation": slot.incarnation, "restarts": slot.restarts,
         "last_exit": slot.last_exit,
-        "device": {"kind": device.kind, "id": device.id, "name": device.name, "health": device.health},
+        "device": {"kind": device.kind, "id": device.id, "name": device.name, "health": "ok", **card},
         "heartbeat_age_ms": beat_age_ms,
         "phase": record.phase.name.lower() if mine else None,
         "held": slot.held, "late": slot.late, "reason": slot.reason or None,

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from . import drill
 from . import events as ev
 from .control import Refused, Verb
-from .reload import difference
+from .devices import DeviceError, choose
+from .reload import difference, merged
 
 if TYPE_CHECKING:
     from .loop import Supervisor
 
 Peer = tuple[int, int]
+#: How long a drill is followed when the asker does not say, and at the most.
+_DRILL_S: Final = 180.0
+_MAX_DRILL_S: Final = 3600.0
 
 
 class Verbs:
@@ -22,11 +29,14 @@ class Verbs:
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
         self._reload_lock = asyncio.Lock()
+        self._drilling = False
 
     def table(self) -> dict[str, Verb]:
         """Verb by name, for the control socket."""
         return {
             "status": self._status, "drain": self._drain, "resume": self._resume, "restart": self._restart, "reload": self._reload,
+            "release": self._release,
+            "drill": self._drill,
         }  # fmt: skip
 
     async def _status(self, _: dict[str, Any], __: Peer) -> Any:
@@ -39,7 +49,16 @@ class Verbs:
 
     async def _resume(self, args: dict[str, Any], peer: Peer) -> Any:
         slots = self._slots("resume", args, peer)
+        if cards := self._supervisor.cards:
+            cards.take_back(slots)
         self._supervisor.feed(ev.ResumeAsked(slots))
+        return self._answer(slots)
+
+    async def _release(self, args: dict[str, Any], peer: Peer) -> Any:
+        slots = self._slots("release", args, peer)
+        self._supervisor.feed(ev.ReleaseAsked(slots))
+        if cards := self._supervisor.cards:
+            cards.release(slots)
         return self._answer(slots)
 
     async def _restart(self, args: dict[str, Any], peer: Peer) -> Any:
@@ -52,6 +71,26 @@ class Verbs:
         self._supervisor.log.event.info("asked", verb="reload", uid=peer[0], by=peer[1])
         return await self.reload()
 
+    async def _drill(self, args: dict[str, Any], peer: Peer) -> Any:
+        s = self._supervisor
+        slot, force, timeout_s = self._slot(str(args.get("worker"))), bool(args.get("force")), args.get("within_s", _DRILL_S)
+        try:
+            kind = drill.Kind(str(args.get("kind")))
+        except ValueError:
+            raise Refused("bad_request", f"kind: expected one of {', '.join(drill.Kind)}") from None
+        if not isinstance(timeout_s, int | float) or not 0 < timeout_s <= _MAX_DRILL_S:
+            raise Refused("bad_request", f"within_s: expected a number above 0 and at most {_MAX_DRILL_S:g}")
+        if self._drilling:
+            raise Refused("refused", "another drill is under way")
+        if (reason := drill.refusal(s.pool, slot, time.monotonic(), force=force)) is not None:
+            raise Refused("refused", reason)
+        s.log.event.info("asked", verb="drill", kind=str(kind), workers=[slot], force=force, uid=peer[0], by=peer[1])
+        self._drilling = True
+        try:
+            return await drill.run(s, slot, kind, timeout_s=timeout_s)
+        finally:
+            self._drilling = False
+
     async def reload_quietly(self) -> None:
         """Reload on SIGHUP: there is nobody to answer to but the log."""
         with suppress(Refused):
@@ -63,29 +102,39 @@ class Verbs:
         Raises:
             Refused: the file is bad. Nothing has changed then.
         """
-        from gpupool.config import ConfigErrors, load_config, model_specs
-
         s = self._supervisor
         async with self._reload_lock:
+            s.notifier.reloading(time.monotonic())
             try:
-                # In a thread: hashing a model's files takes longer than the loop may stand still.
-                config = await asyncio.to_thread(load_config, s.config.source)
-                models = await asyncio.to_thread(model_specs, config)
-            except ConfigErrors as e:
-                s.last_reload_error = "; ".join(str(error) for error in e.errors)
-                s.log.event.error("reload_refused", errors=[str(error) for error in e.errors])
-                raise Refused("bad_config", s.last_reload_error) from None
-            changes = difference(s.config, config)
-            s.apply(config, models)
-            s.log.event.info(
-                "reloaded",
-                config_generation=s.generation,
-                applied=list(changes.applied),
-                needs_restart=list(changes.needs_restart),
-            )
-            return {
-                "config_generation": s.generation, "applied": list(changes.applied), "needs_restart": list(changes.needs_restart),
-            }  # fmt: skip
+                return await self._reload_now()
+            finally:
+                s.notifier.reloaded()  # also when refused: the pool serves on
+
+    async def _reload_now(self) -> dict[str, Any]:
+        from gpupool.config import ConfigErrors, load_config
+
+        s = self._supervisor
+        try:
+            # In threads: hashing a model's files, and asking NVML, take longer than the loop may stand still.
+            config = await asyncio.to_thread(load_config, s.config.source)
+            if config.pool.devices != s.config.pool.devices:
+                await asyncio.to_thread(choose, config.pool.devices, os.environ)
+        except (ConfigErrors, DeviceError) as e:
+            errors = [str(error) for error in e.errors] if isinstance(e, ConfigErrors) else [str(e)]
+            s.last_reload_error = "; ".join(errors)
+            s.log.event.error("reload_refused", errors=errors)
+            raise Refused("bad_config", s.last_reload_error) from None
+        changes = difference(s.config, config)
+        s.apply(merged(s.config, config))
+        s.log.event.info(
+            "reloaded",
+            config_generation=s.generation,
+            applied=list(changes.applied),
+            needs_restart=list(changes.needs_restart),
+        )
+        return {
+            "config_generation": s.generation, "applied": list(changes.applied), "needs_restart": list(changes.needs_restart),
+        }  # fmt: skip
 
     def _slots(self, verb: str, args: dict[str, Any], peer: Peer) -> list[int]:
         """Resolve worker names to slots; refuse unknown ones and those the verb cannot be done on.
@@ -104,6 +153,8 @@ class Verbs:
                 raise Refused("bad_request", "workers: expected a list of slot numbers or device ids")
             slots = list(dict.fromkeys(self._slot(str(name)) for name in names))
             for slot in slots:
+                if verb == "resume" and s.cards and (reason := s.cards.clear(slot)):
+                    raise Refused("refused", reason)
                 if (reason := s.pool.refusal(verb, slot)) is not None:
                     raise Refused("refused", reason)
         s.log.event.info("asked", verb=verb, workers=slots, force=args.get("force"), uid=peer[0], by=peer[1])

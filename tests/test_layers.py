@@ -12,24 +12,23 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PROCESSES = ("supervisor", "router", "worker")
+FOLDERS = (*PROCESSES, "supervisor/cards")
 #: Modules that may touch the clock, sockets, files, the environment or threads. All others only compute.
 SHELLS = {
     "supervisor": {
-        "__init__",
-        "control",
-        "devices",
-        "instance",
-        "inventory",
-        "loop",
-        "main",
-        "notify",
-        "probes",
-        "process",
+        "__init__", "card_watch", "children", "control", "devices", "drill", "instance", "loop", "main", "notify", "oom", "probes", "process", "state_file",
         "verbs",
     },
-    "router": {"__init__", "__main__", "loop", "outbox"},
-    "worker": None,  # listed when it is complete
-}
+    "supervisor/cards": {
+        "__init__", "card_reader", "inventory", "kernel_log", "probe", "side_car", "topology", "xid_watch",
+    },
+    "router": {"__init__", "__main__", "loop", "sockets"},
+    # Those besides the threads and the device take their clock as an argument and only name its default.
+    "worker": {
+        "__init__", "__main__", "backlog", "beat", "dealer", "device", "drill", "execute", "faults", "intake", "link", "models", "record",
+        "replies",
+    },
+}  # fmt: skip
 IMPURE = {
     "os",
     "time",
@@ -62,10 +61,10 @@ def sources(folder: str) -> list[Path]:
     return sorted(p for p in (ROOT / folder).glob("*.py"))
 
 
-@pytest.mark.parametrize("process", PROCESSES)
-def test_no_process_imports_another(process: str) -> None:
-    others = tuple(f"gpupool.{p}" for p in PROCESSES if p != process)
-    for path in sources(process):
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_process_imports_another(folder: str) -> None:
+    others = tuple(f"gpupool.{p}" for p in PROCESSES if p != folder.partition("/")[0])
+    for path in sources(folder):
         for name in imports(path):
             assert not name.startswith(others), f"{path.name} imports {name}"
             assert name.partition(".")[0] not in PROCESSES, f"{path.name}: say gpupool.{name}, or import it relatively"
@@ -80,22 +79,20 @@ def test_torch_is_imported_by_workers_only() -> None:
 
 
 def test_nvml_is_imported_by_the_processes_that_may_hang_only() -> None:
-    for folder in ("gpupool", *PROCESSES):
+    for folder in ("gpupool", *PROCESSES, "supervisor/cards"):
         for path in sources(folder):
             if path.name not in ("inventory.py", "probe.py"):
                 assert not any(n.split(".")[0] == "pynvml" for n in imports(path)), path
 
 
-@pytest.mark.parametrize("process", [p for p in PROCESSES if SHELLS[p] is not None])
-def test_what_is_not_a_shell_is_pure(process: str) -> None:
-    shells = SHELLS[process]
-    assert shells is not None
-    for path in sources(process):
-        if path.stem in shells:
+@pytest.mark.parametrize("folder", SHELLS)
+def test_what_is_not_a_shell_is_pure(folder: str) -> None:
+    for path in sources(folder):
+        if path.stem in SHELLS[folder]:
             continue
         impure = {n for n in imports(path) if n.split(".")[0] in IMPURE}
         # A random generator is handed in; naming its type is no act.
-        assert not impure - {"random"}, f"{process}/{path.name} imports {sorted(impure)}"
+        assert not impure - {"random"}, f"{folder}/{path.name} imports {sorted(impure)}"
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ class Worker:
         try:
             self.serve(self.load())
         except LoadError as e:
-            self.fail(Exit.MODEL_FAILED, e.stage, e.message, e.trace)
+            self.fail(Exit.BAD_CONFIG if e.stage == "config" else Exit.MODEL_FAILED, e.stage, e.message, e.trace)
         except DeviceError as e:
             self.fail(Exit.DEVICE_UNUSABLE, "device", str(e), "")
         except BaseException as e:  # a bug of ours: say so, and end although a model's threads may still run
@@ -184,6 +184,9 @@ def main() -> NoReturn:
     spec = worker_spec(inherited.spec)
     if spec.log.fd > 2 and not spec.log.file:
         os.set_inheritable(spec.log.fd, False)
+    if spec.cpus:
+        with contextlib.suppress(OSError):  # the set may have been narrowed since; then the old one holds
+            os.sched_setaffinity(0, spec.cpus)  # before any thread is started, and before torch counts its cores
     Worker(inherited, spec).run()
 
 

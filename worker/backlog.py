@@ -10,6 +10,7 @@ from typing import Any
 from gpupool.spec import BatchingSpec
 
 from .batcher import Batch, Batcher, Item
+from .drill import hang
 from .record import Record
 
 
@@ -32,6 +33,7 @@ class Backlog:
         self._running = 0
         self._undecoded = 0
         self._closed = False
+        self._drilled_s = 0.0  # a drill was ordered: the work loop hangs, with this deadline
 
     def add(self, items: Sequence[Item], *, undecoded: int) -> None:
         """Queue prepared items. `undecoded` samples are still being prepared; they count as queued on the board."""
@@ -91,6 +93,8 @@ class Backlog:
                     self._expired += expired
                     self.tell_expired()
                 batch = self._batcher.take(now)
+                if self._drilled_s and (batch is not None or not self._batcher.rows):
+                    break
                 if batch is not None:
                     self._running = batch.rows
                     self._record.limits(self._batcher.lowest_limit(), self._batcher.longest_window())
@@ -101,6 +105,8 @@ class Backlog:
                     return None
                 deadline = self._batcher.next_deadline()
                 self._changed.wait(None if deadline is None else max(0.0, deadline - now))
+        # Without the lock: a hung model leaves the link and the beat alone.
+        return hang(self._record, batch.tickets if batch is not None else (), self._drilled_s)
 
     def ran(self, batch: Batch, seconds: float | None) -> None:
         """Note the end of a batch; `seconds` when it went well, for the forecasts."""
@@ -110,6 +116,12 @@ class Backlog:
                 self._batcher.ran(batch.key, batch.rows, seconds)
             self._record.limits(self._batcher.lowest_limit(), self._batcher.longest_window())
             self._publish()
+
+    def drill(self, timeout_s: float) -> None:
+        """Let the work loop hang with the next batch, at once when nothing waits."""
+        with self._changed:
+            self._drilled_s = timeout_s
+            self._changed.notify()
 
     def configure(self, policies: Sequence[BatchingSpec]) -> None:
         """Put new batching settings into force from the next batch on."""

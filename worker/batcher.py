@@ -133,7 +133,7 @@ class Batcher:
         return max(1, limit if ceiling is None else min(limit, ceiling))
 
     def longest_window(self) -> float:
-        """Return the longest window in force now, in seconds."""
+        """Return the longest configured window, times the share in force, in seconds. An adaptive model waits less, see `_window`."""
         return max(p.window_ms for p in self._policies) / 1000 * self.window_share
 
     def configure(self, policies: Sequence[BatchingSpec]) -> None:

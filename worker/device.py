@@ -44,6 +44,9 @@ class Device:
             if count != 1:
                 visible = os.environ.get("CUDA_VISIBLE_DEVICES")
                 raise DeviceError(f"expected to see 1 card, found {count} (CUDA_VISIBLE_DEVICES={visible})")
+            seen = getattr(torch.cuda.get_device_properties(0), "uuid", None)  # torch 2.4 and newer
+            if seen is not None and self.id.startswith("GPU-") and f"GPU-{seen}" != self.id:
+                raise DeviceError(f"sees GPU-{seen}, and was given {self.id}")
             torch.cuda.set_per_process_memory_fraction(memory.limit_fraction, 0)
             torch.cuda.init()  # type: ignore[no-untyped-call]
         except DeviceError:

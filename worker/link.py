@@ -188,6 +188,9 @@ class Link:
                     self._stop("supervisor")
                 elif message.get("t") == "settings":
                     self._backlog.configure([batching_spec(values) for values in message["batching"]])
+                elif message.get("t") == "drill" and message.get("kind") == "hang":
+                    self._log.event.warning("drilled", kind="hang")
+                    self._backlog.drill(self._spec.batch_timeout_s)
         except EOFError:
             os._exit(Exit.PARENT_GONE)
 

@@ -23,7 +23,7 @@ _MAX_TRACEBACK: Final = 16_000
 
 
 class LoadError(Exception):
-    """A model cannot be used: `stage` is import, load or warm_up."""
+    """A model cannot be used: `stage` is import, load or warm_up, or config where only another configuration helps."""
 
     def __init__(self, stage: str, model: str, message: str, trace: str = "") -> None:
         super().__init__(f"model {model}: {stage}: {message}")
@@ -97,7 +97,7 @@ def import_model(spec: ModelSpec) -> Model:
     except BaseException as e:  # the border to the user's model; a sys.exit() at import is a failed import
         raise _load_error("import", spec, e) from None
     if not callable(getattr(handler, "forward", None)):
-        raise LoadError("import", spec.name, f"{spec.handler} has no method forward(batch)")
+        raise LoadError("config", spec.name, f"{spec.handler} has no method forward(batch)")
 
     def method(name: str) -> Callable[..., Any] | None:
         found = getattr(handler, name, None)

@@ -71,7 +71,9 @@ class Record:
         self._batches += 1
         self._samples += samples
         service = seconds * 1e9 / samples
-        self._service_ns += (service - self._service_ns) * (_NEWEST if self._batches > 1 else 1.0)
+        # The first batch pays for what is made at first use; the second replaces it, and a plain mean follows until it is one of many.
+        weight = 1.0 if self._batches <= 2 else max(_NEWEST, 1 / (self._batches - 1))
+        self._service_ns += (service - self._service_ns) * weight
         self._set(SlotWord.BATCHES, self._batches)
         self._set(SlotWord.SAMPLES, self._samples)
         self._set(SlotWord.SERVICE_NS, max(1, int(self._service_ns)))

@@ -71,9 +71,11 @@ def layout(document: Mapping[str, Any]) -> Group:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading, *_ in _COLUMNS:
-        table.add_column(heading, no_wrap=heading != "last exit")
+        table.add_column(heading, no_wrap=True)
+    table.add_column("why")
     for worker in document["workers"]:
         cells = [Text(_cell(worker, path, unit)) for _, path, unit in _COLUMNS]
+        cells.append(Text(_why(worker)))
         cells[1].stylize(_STATE_STYLE.get(worker["state"], "yellow"))
         table.add_row(*cells)
     return Group(Text(_pool_line(document["pool"])), Text(_router_line(document.get("router") or {})), table)
@@ -93,7 +95,6 @@ _COLUMNS: Final = (
     ("window", "window_ms", " ms"),
     ("restarts", "restarts", ""),
     ("beat", "heartbeat_age_ms", " ms"),
-    ("last exit", "last_exit", ""),
 )
 _STATE_STYLE: Final = {
     "ready": "green",
@@ -138,6 +139,22 @@ def _cell(worker: Mapping[str, Any], path: str, unit: str) -> str:
     if value is None:
         return "-"
     return f"{value:g}{unit}" if isinstance(value, float) else f"{text_of(value)}{unit}"
+
+
+def _why(worker: Mapping[str, Any]) -> str:
+    """What an engineer asks first: why it is in this state, what its card needs, how its last process ended."""
+    device = worker.get("device") or {}
+    parts = []
+    if reason := worker.get("reason") or device.get("reason"):
+        parts.append(str(reason))
+    if needs := device.get("needs"):
+        parts.append(f"needs {needs}")
+    if worker.get("late"):
+        parts.append("its beat is missing")
+    last = worker.get("last_exit")
+    if last and (cause := text_of(last)) not in parts:
+        parts.append(f"last exit: {cause}")
+    return "; ".join(parts) or "-"
 
 
 def _duration(seconds: Any) -> str:

@@ -1,4 +1,4 @@
-"""The commands that change a running pool: drain, resume, restart-worker, reload. The order outlives the command that gave it."""
+"""The commands that change a running pool: drain, resume, restart-worker, release-device, reload. The order outlives the command that gave it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpupool.paths import RuntimeDir
 from .control import ask, status_of, unreachable
 from .options import AllOption, JsonOption, NoWaitOption, RuntimeDirOption, WorkersArgument, chosen, positive, runtime_of
 from .output import INTERRUPTED, Failure, print_json
-from .waiting import Progress, drain_progress, restart_progress
+from .waiting import Progress, drain_progress, release_progress, restart_progress
 
 _POLL_S: Final = 0.1
 #: Checking a configuration hashes the files of its models, and those can be large.
@@ -54,6 +54,25 @@ def resume(
     """Give workers work again; a parked worker is started again."""
     order = ask(runtime_of(runtime_dir), "resume", workers=chosen(workers, everyone=everyone))
     return _done(_workers(order), None, json_output=json_output)
+
+
+def release_device(
+    workers: WorkersArgument = None,
+    everyone: AllOption = False,
+    timeout: TimeoutOption = 60.0,
+    no_wait: NoWaitOption = False,
+    json_output: JsonOption = False,
+    runtime_dir: RuntimeDirOption = None,
+) -> int:
+    """Let go of devices so that an operator can reset them: finish, end the process, close NVML; `resume` takes them back."""
+    runtime = runtime_of(runtime_dir)
+    order = ask(runtime, "release", workers=chosen(workers, everyone=everyone))
+    if no_wait:
+        return _done(_workers(order), "release ordered", json_output=json_output)
+    progress = _wait(
+        runtime, "release", lambda document: release_progress(document, _incarnations(order)), time.monotonic() + timeout
+    )
+    return _done(list(progress.workers), None, json_output=json_output)
 
 
 def restart_worker(

@@ -69,6 +69,18 @@ def restart_progress(document: Mapping[str, Any], ordered: Mapping[int, int]) ->
     return Progress(tuple(waiting), tuple(problems), tuple(workers))
 
 
+def release_progress(document: Mapping[str, Any], ordered: Mapping[int, int]) -> Progress:
+    """Judge a release of devices: no process may be left on them."""
+    waiting, problems, workers = [], _gone(document, ordered), []
+    for worker in _those(document, ordered):
+        workers.append(_brief(worker))
+        if worker["state"] == "unkillable":
+            problems.append(f"worker {worker['worker']} does not end: process {worker.get('pid')} is stuck in the kernel")
+        elif worker.get("pid") is not None or worker["device"].get("probe_pids"):
+            waiting.append(worker["worker"])  # NVML holds every card open as long as a probe is there
+    return Progress(tuple(waiting), tuple(problems), tuple(workers))
+
+
 def _those(document: Mapping[str, Any], ordered: Mapping[int, int]) -> list[Mapping[str, Any]]:
     return [worker for worker in document["workers"] if worker["worker"] in ordered]
 

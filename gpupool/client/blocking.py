@@ -82,7 +82,7 @@ class Client:
             many: the sample is a list of samples.
             key: for models that keep the last good reply per key.
             retry: False: never run it twice, not even when a worker or the connection is lost.
-            trace: W3C traceparent, for the logs.
+            trace: W3C traceparent; carried to the router, which does nothing with it yet.
 
         Raises:
             GpuPoolError: the class of the reply's code; DeadlineExceeded also when nobody answers at all.

@@ -59,8 +59,7 @@ class Connection:
 
     def flush(self) -> None:
         """Send what can be sent now."""
-        if self._link.lost():
-            self.calls.disconnected()
+        self._look_for_loss()
         now = time.monotonic()
         while (call := self.calls.next_unsent()) is not None and self._link.send(self.calls.message(call, now)):
             self.calls.mark_sent(call)
@@ -68,8 +67,15 @@ class Connection:
     def abandon(self, call: Call) -> None:
         """Drop a call, and tell the pool."""
         message = self.calls.abandon(call)
-        if message is not None and not self._link.lost():
+        if message is not None and not self._look_for_loss():
             self._link.send([message])
+
+    def _look_for_loss(self) -> bool:
+        """Whether the connection was lost since the last look: told once, so whoever hears it says it to the calls."""
+        lost = self._link.lost()
+        if lost:
+            self.calls.disconnected()
+        return lost
 
     def close(self, *, timeout_s: float) -> bool:
         """Close the socket unless its thread is using it for longer than that; False then."""
@@ -93,7 +99,7 @@ class Connection:
             if call.outcome is not None:
                 return
         for late in self.calls.expire(time.monotonic()):
-            if late.sent and not self._link.lost():
+            if late.sent and not self._look_for_loss():
                 self._link.send([cancel_message(late)])
         if self._closed.is_set():
             raise Cancelled("the client was closed")

@@ -19,7 +19,7 @@ from gpupool.cli.app import wants_json
 from gpupool.exits import Exit
 from support.fake_pool import FakePool, document, ok, refusal, steady
 
-COMMANDS = ["serve", "check-config", "status", "drain", "resume", "restart-worker", "reload", "call", "demo"]
+COMMANDS = ["serve", "check-config", "status", "drain", "resume", "restart-worker", "release-device", "reload", "call", "demo"]
 #: What a quick command must not pay for. (pydantic is not among it: typer checks arguments with it.)
 HEAVY = {"torch", "numpy", "structlog", "zmq", "uvloop", "msgpack", "orjson", "rich", "gpupool.config", "gpupool.client"}
 

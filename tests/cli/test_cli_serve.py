@@ -14,6 +14,7 @@ import pytest
 from gpupool.cli import main
 from gpupool.config import Config
 from gpupool.exits import Exit
+from gpupool.supervisor.devices import Inventory
 
 GOOD = '[pool]\ndevices = "cpu:2"\n[[model]]\nname = "m"\nhandler = "toys:Echo"\n'
 BAD = "[batching]\nmax_batsh = 8\nwindow_ms = -1\n" + GOOD
@@ -105,7 +106,7 @@ def test_check_config_accepts_a_good_file(tmp_path: Path, capsys: pytest.Capture
 def test_check_config_refuses_devices_that_this_host_lacks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpupool.supervisor.devices.inventory", lambda: ([], "no driver"))
+    monkeypatch.setattr("gpupool.supervisor.devices.inventory", lambda: Inventory([], "no driver", absent=True, silent=0))
 
     assert main(["check-config", written(tmp_path, GOOD.replace('"cpu:2"', "[0, 1]"))]) == Exit.BAD_CONFIG
 

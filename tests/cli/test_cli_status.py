@@ -103,3 +103,16 @@ def test_watching_ends_when_the_pool_does(capsys: pytest.CaptureFixture[str]) ->
     with FakePool(lambda _: next(answers)) as pool, mock.patch("gpupool.cli.status.time.sleep"):
         assert main(["status", "--watch", "--runtime-dir", str(pool.folder)]) == Exit.UNREACHABLE
     capsys.readouterr()
+
+
+def test_the_table_says_why_a_worker_does_not_work() -> None:
+    from gpupool.cli.status import _why
+
+    worker = {
+        "reason": "XID 79: fell off the bus", "device": {"needs": "power_cycle"}, "last_exit": {"cause": "XID 79: fell off the bus"},
+    }  # fmt: skip
+    assert _why(worker) == "XID 79: fell off the bus; needs power_cycle"
+    assert _why({"device": {}, "late": True, "last_exit": {"cause": "killed by SIGKILL"}}) == (
+        "its beat is missing; last exit: killed by SIGKILL"
+    )
+    assert _why({}) == "-"

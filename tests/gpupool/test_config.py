@@ -124,6 +124,8 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     "allocator text": ('[memory]\nallocator_conf = "on"', "memory.allocator_conf", "option:value"),
     "CURVE": ('[router.curve]\nsecret_key_file = "k"', "router.curve", "not supported yet"),
     "Fluentd": ('[logs]\nfluentd = "localhost:24224"', "logs.fluentd", "not supported yet"),
+    "memory start": ("[memory]\nstart_fraction = 0.5", "memory.start_fraction", "not supported yet"),
+    "cache threshold": ("[memory]\nempty_cache_above = 0.5", "memory.empty_cache_above", "not supported yet"),
     "overflow workers": ("[pool]\ncpu_overflow = 1", "pool.cpu_overflow", "not supported yet"),
 }
 

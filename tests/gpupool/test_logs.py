@@ -75,3 +75,18 @@ def test_libraries_and_warnings_end_in_the_same_lines() -> None:
 def test_request_lines_carry_what_they_are_given() -> None:
     (record,) = run("log.request({'request_id': 'r1', 'code': 'ok', 'total_ms': 1.5})")
     assert (record["event"], record["request_id"], record["code"], record["total_ms"]) == ("request", "r1", "ok", 1.5)
+
+
+def test_a_log_for_people_survives_what_cannot_be_put_into_words() -> None:
+    code = """
+        class Mute:
+            def __str__(self): raise RuntimeError("no")
+            __repr__ = __str__
+        log.event.info("odd", value=Mute())
+        log.event.info("after")
+    """
+    head = "from gpupool.logs import configure\nfrom gpupool.spec import LogSpec\nlog = configure('router', LogSpec(format='console'))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", head + textwrap.dedent(code)], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert [line.split()[3] for line in done.stderr.splitlines()] == ["odd", "after"]

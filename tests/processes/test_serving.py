@@ -12,6 +12,7 @@ from collections.abc import Callable
 import msgpack
 import pytest
 import zmq
+from prometheus_client.parser import text_string_to_metric_families
 
 from support.running import FAST, Load, RunningPool
 
@@ -170,6 +171,20 @@ def test_status_for_people_and_for_programs(make_pool: MakePool) -> None:
     document = json.loads(pool.cli("status", "--json").stdout)
     assert document["workers"][1]["device"]["id"] == "cpu:1"
     assert document["pool"]["workers_ready"] == 2
+
+
+def test_metrics_are_read_by_prometheus_own_parser_and_count_what_was_answered(make_pool: MakePool) -> None:
+    pool = make_pool("Trouble").start()
+    with pool.client() as client:
+        for n in range(5):
+            client.call({"i": n, "do": "raise" if n == 2 else ""})
+    with urllib.request.urlopen(f"http://127.0.0.1:{pool.http}/metrics", timeout=5) as answer:
+        families = {f.name: f for f in text_string_to_metric_families(answer.read().decode())}
+    requests = {s.labels["code"]: s.value for s in families["gpupool_requests"].samples}
+    assert requests == {"ok": 4.0, "model_error": 1.0}
+    assert [s.value for s in families["gpupool_worker_up"].samples] == [1.0, 1.0]
+    assert families["gpupool_build_info"].samples[0].labels["version"]
+    assert families["gpupool_batch_limit"].samples[0].value == 32
 
 
 def test_call_from_the_shell(make_pool: MakePool) -> None:

@@ -39,7 +39,7 @@ def test_a_killed_worker_is_replaced_at_once_and_its_batch_is_blamed() -> None:
     commands = world.kill(0)
     lost = next(c for c in commands if isinstance(c, cmd.TellRouter) and c.message["t"] == "lost")
     assert lost.message == {
-        "t": "lost", "slot": 0, "incarnation": 1, "running": (1, 2), "blame": True, "reason": "killed from outside",
+        "t": "lost", "slot": 0, "incarnation": 1, "running": (1, 2), "blame": True, "reason": "killed from outside", "kind": "crash",
     }  # fmt: skip
     assert commands.index(lost) < next(i for i, c in enumerate(commands) if isinstance(c, cmd.SpawnWorker))
     world.run(2.0)
@@ -58,7 +58,7 @@ def test_an_exit_with_code_zero_is_as_unexpected_as_any() -> None:
 def test_limits_shrink_in_the_call_that_learns_of_a_death() -> None:
     world = World(slots=4).start()
     commands = world.kill(0)
-    assert cmd.SetLimits(0.75, 0.5, "3 of 4 workers are healthy") in commands
+    assert cmd.SetLimits((0.75,) * 4, 0.5, "3 of 4 workers are healthy") in commands
     world.run(20.0)
     assert world.pool.factors.batch == 1.0
 
@@ -235,6 +235,51 @@ def test_a_restart_that_races_a_crash_starts_one_process() -> None:
     assert world.states()[0] == "ready"
 
 
+def test_a_hang_while_a_restart_drains_ends_in_a_worker_that_serves() -> None:
+    world = World(slots=1).start()
+    world.busy.add(0)
+    world.processes[0].phase, world.processes[0].phase_deadline = Phase.BATCH, world.now + 5.0
+    world.feed(ev.RestartAsked([0]))
+    assert world.router_held == {0}
+    world.run(20.0)
+    assert world.states() == ["ready"]
+    assert world.router_held == set()
+
+
+def test_resume_while_a_drained_worker_loads_is_not_lost() -> None:
+    world = World()
+    world.feed(ev.Started(held=[1]))
+    world.feed(ev.ResumeAsked([1]))
+    world.run(3.0)
+    assert world.states() == ["ready", "ready"]
+    assert world.router_held == set()
+
+
+def test_a_drained_worker_is_not_started_for_a_half_open_try() -> None:
+    world = World(fails_to_load={1}).start()
+    world.run(600.0)
+    assert world.states()[1] == "parked"
+    world.feed(ev.DrainAsked([1]))
+    before = len(world.spawns)
+    world.run(2000.0)
+    assert len(world.spawns) == before
+
+
+def test_an_exit_code_of_the_models_own_choosing_does_not_park_for_ever() -> None:
+    world = World().start()
+    world.kill(0, code=int(Exit.BAD_CONFIG))
+    world.run(3.0)
+    assert world.states() == ["ready", "ready"]
+
+
+def test_a_crash_while_a_restart_is_asked_for_is_blamed_all_the_same() -> None:
+    world = World().start()
+    world.busy.add(0)
+    world.feed(ev.RestartAsked([0]))
+    world.kill(0, signal="SIGSEGV")
+    assert world.told("lost")[0]["blame"] is True
+
+
 def test_an_older_incarnation_is_ignored() -> None:
     world = World().start()
     world.kill(0)
@@ -308,6 +353,36 @@ def test_a_sick_worker_is_replaced_without_blaming_its_requests() -> None:
     assert world.states()[0] == "ready"
 
 
+def test_a_router_that_hangs_is_no_longer_ready_and_then_replaced() -> None:
+    world = World().start()
+    records = [world.record(n) for n in range(2)]
+    beat = world.now
+    world.now += 3.0
+    world.feed(ev.Tick(records, 0.0, beat))
+    assert not world.pool.ready
+    assert world.pool.router.epoch == 1
+    world.now += 3.0
+    world.feed(ev.Tick(records, 0.0, beat))
+    assert world.pool.router.epoch == 2
+    assert [c.reason for c in world.log if isinstance(c, cmd.KillRouter)] == ["no beat for 6.0 s"]
+
+
+def test_a_pause_of_the_supervisor_does_not_kill_the_router() -> None:
+    world = World().start()
+    records = [world.record(n) for n in range(2)]
+    beat = world.now
+    world.now += 100.0
+    world.feed(ev.Tick(records, 99.0, beat))
+    assert world.pool.ready
+    assert world.pool.router.epoch == 1
+
+
+def test_a_router_that_takes_no_message_is_replaced() -> None:
+    world = World().start()
+    world.feed(ev.RouterDeaf())
+    assert world.pool.router.epoch == 2
+
+
 class PoolMachine(RuleBasedStateMachine):
     """Random schedules: whatever happens, the invariants hold."""
 
@@ -348,6 +423,12 @@ class PoolMachine(RuleBasedStateMachine):
             }  # fmt: skip
             self.world.feed(events[verb])
 
+    @rule(n=st.integers(0, 9), hangs=st.booleans())
+    def worker_runs_a_batch(self, n: int, hangs: bool) -> None:
+        if (process := self.world.processes.get(self.one(n))) and process.joined:
+            process.phase = Phase.BATCH if hangs else Phase.IDLE
+            process.phase_deadline = self.world.now + 3.0 if hangs else 0.0
+
     @rule(slots=st.sets(st.integers(0, 4)))
     def models_break_or_heal(self, slots: set[int]) -> None:
         self.world.fails_to_load = slots
@@ -370,6 +451,13 @@ class PoolMachine(RuleBasedStateMachine):
         if self.world.quit_code is None:
             for slot in self.world.pool.slots:
                 assert (slot.number in self.world.processes) == (slot.state in ALIVE)
+
+    @invariant()
+    def a_slot_that_serves_is_not_held_in_the_router(self) -> None:
+        if self.world.quit_code is None and self.world.router_alive and self.world.pool.stop_asked_at is None:
+            for slot in self.world.pool.slots:
+                if slot.state == "ready":
+                    assert slot.number not in self.world.router_held
 
     @invariant()
     def limits_never_exceed_what_is_configured(self) -> None:

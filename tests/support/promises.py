@@ -70,7 +70,7 @@ class Witness:
     def spawned(self, slot: int, incarnation: int, reason: str, now: float) -> None:
         """A process is started."""
         assert slot not in self.live, f"two processes in slot {slot}"
-        if reason in ("died", "back-off is over") and self._step[slot]:
+        if reason in ("died", "its time has come") and self._step[slot]:
             delays = self._restart.delays_s
             earliest = self._died[slot] + delays[min(self._step[slot], len(delays)) - 1]
             assert now >= earliest - 1e-6, f"slot {slot} started {earliest - now:.3f} s before its back-off was over"

@@ -28,10 +28,8 @@ Ctx = zmq.Context[zmq.Socket[bytes]]
 class FakeWorker:
     """A worker's end of the link. It answers only when told to."""
 
-    def __init__(self, context: Ctx, endpoint: str, slot: int = 0, incarnation: int = 1, batch_limit: int = 32) -> None:
-        self.sock = context.socket(zmq.DEALER)
-        self.sock.setsockopt(zmq.LINGER, 0)
-        self.sock.connect(endpoint)
+    def __init__(self, sock: zmq.Socket[bytes], slot: int = 0, incarnation: int = 1, batch_limit: int = 32) -> None:
+        self.sock = sock
         self.hello = link.Hello(slot, incarnation, 1, TOKEN, batch_limit)
         self.got: list[link.Work] = []
         self.cancelled: list[int] = []
@@ -92,6 +90,7 @@ class RouterProcess:
         assert self.channel.send(to_message(self.spec))
         self.bind: list[str] = []
         self._count = 0
+        self._sockets: list[zmq.Socket[bytes]] = []
         self._kept: list[dict[str, Any]] = []
 
     def wait_up(self) -> None:
@@ -109,7 +108,7 @@ class RouterProcess:
             if select.select([self.channel], [], [], left)[0] and (new := self.channel.receive()):
                 self._kept.append(new)
 
-    def tell(self, kind: str, **fields: Any) -> None:
+    def tell(self, kind: str, /, **fields: Any) -> None:
         assert self.channel.send({"t": kind, **fields})
 
     def stats(self) -> dict[str, Any]:
@@ -123,15 +122,23 @@ class RouterProcess:
 
     def worker(self, slot: int = 0, incarnation: int = 1, batch_limit: int = 32) -> FakeWorker:
         """Make a worker that is registered."""
-        worker = FakeWorker(self.context, self.spec.workers_endpoint, slot, incarnation, batch_limit)
+        sock = self.socket()
+        sock.connect(self.spec.workers_endpoint)
+        worker = FakeWorker(sock, slot, incarnation, batch_limit)
         worker.say_hello()
         assert worker.receive() == link.WELCOME
         assert self.expect("joined") == {"t": "joined", "slot": slot, "incarnation": incarnation}
         return worker
 
-    def client(self, kind: int = zmq.DEALER, identity: bytes | None = None) -> zmq.Socket[bytes]:
+    def socket(self, kind: int = zmq.DEALER) -> zmq.Socket[bytes]:
+        """Make a socket that is closed with the router."""
         sock = self.context.socket(kind)
         sock.setsockopt(zmq.LINGER, 0)
+        self._sockets.append(sock)
+        return sock
+
+    def client(self, kind: int = zmq.DEALER, identity: bytes | None = None) -> zmq.Socket[bytes]:
+        sock = self.socket(kind)
         if identity is not None:
             sock.setsockopt(zmq.IDENTITY, identity)
         sock.connect(self.bind[0])
@@ -142,7 +149,9 @@ class RouterProcess:
         self.process.wait(10)
         self.channel.close()
         self.board.close()
-        self.context.destroy(linger=0)
+        for sock in self._sockets:
+            sock.close()
+        self.context.term()
 
 
 def ask(sock: zmq.Socket[bytes], body: bytes = b"\x01", *buffers: bytes, **header: Any) -> None:

@@ -76,7 +76,7 @@ options = {{ {options} }}
         self.write(
             config.replace("[router]", f"[router]\n{router}") if "[router]" in config else f"{config}\n[router]\n{router}\n"
         )
-        self.env = {**os.environ, "PYTHONPATH": str(HERE), "TOY_LOG": str(self.toy_log), **(env or {})}
+        self.env = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parents[1]}", "TOY_LOG": str(self.toy_log), **(env or {})}
         self.process: subprocess.Popen[bytes] | None = None
 
     def write(self, config: str) -> None:

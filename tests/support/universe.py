@@ -23,14 +23,14 @@ from gpupool.spec import BatchingSpec, ModelSpec, RouterSpec
 from gpupool.supervisor import commands as cmd
 from gpupool.supervisor import events as ev
 from gpupool.supervisor.capacity import DegradeRule
-from gpupool.supervisor.lifecycle import State
 from gpupool.supervisor.liveness import LivenessPolicy
-from gpupool.supervisor.pool import Policy, Pool
+from gpupool.supervisor.policy import Policy
+from gpupool.supervisor.pool import Pool
 from gpupool.supervisor.restart import RestartPolicy
 
 from .promises import Ask, Witness
 from .virtual_time import Actor, Timeline
-from .virtual_worker import BoardSlot, VirtualWorker
+from .virtual_worker import BEAT_S, BoardSlot, VirtualWorker
 
 TICK_S = 0.2
 MAX_PENDING = 40
@@ -83,7 +83,12 @@ class VirtualRouter(Actor):
     def begin(self) -> None:
         self.bound = True
         self._tell({"t": "up", "bind": ["tcp://127.0.0.1:1"]})
+        self._beat()
         self._ask_turn()
+
+    def _beat(self) -> None:
+        self._u.router_beat = self._u.time.now
+        self._u.time.after(BEAT_S, self, self._beat)
 
     def from_client(self, client: bytes, frames: list[bytes]) -> None:
         self._clients.append((client, frames))
@@ -115,13 +120,13 @@ class VirtualRouter(Actor):
                 self.held.discard(m["slot"])
                 workers.release(m["slot"])
             case "expect":
-                workers.expect(m["ready"], m["coming"])
+                workers.expect(m["ready"], m["coming"], m["admission"])
             case "drain":
                 core.drain()
             case "stop":
                 core.stop(self._u.time.now)
-            case "avoid" if (avoid := getattr(workers, "avoid", None)) is not None:
-                avoid(m["slot"], on=m["on"])
+            case "avoid":
+                workers.avoid(m["slot"], on=m["on"])
             case _:
                 pass
         self._ask_turn()
@@ -132,8 +137,9 @@ class VirtualRouter(Actor):
         self.dead.add((m["slot"], m["incarnation"]))
         running = m["running"]
         self.core.workers.lost(
-            m["slot"], m["incarnation"], None if running is None else set(running), now, blame=m["blame"], reason=m["reason"]
-        )
+            m["slot"], m["incarnation"], None if running is None else set(running), now, blame=m["blame"], reason=m["reason"],
+            kind=m["kind"],
+        )  # fmt: skip
         self._ask_turn()
 
     def _ask_turn(self) -> None:
@@ -150,7 +156,7 @@ class VirtualRouter(Actor):
         self._drain_clients(now)
         if core.ledger.pending and now >= self._read_at + _READING_S:
             self._read_at = now
-            core.workers.observe([self._reading(slot) for slot in core.workers.fleet.by_slot])
+            core.workers.observe([self._reading(slot) for slot in core.workers.fleet.by_slot], now)
         self._act(now)
         if self.alive and (due := core.next_deadline()) is not None and not now < self._armed_at <= due:
             self._armed_at = due
@@ -233,6 +239,7 @@ class Universe:
         self.witness = Witness(POLICY.restart, max_attempts)
         self.board = [BoardSlot() for _ in range(slots)]
         self.router_epoch = 0
+        self.router_beat = 0.0
         self.supervisor = Actor("supervisor")
         self.pool = Pool(slots, POLICY, random.Random(seed))
         self.router: VirtualRouter | None = None
@@ -289,12 +296,14 @@ class Universe:
         late_s = self.time.now - self._tick_due
         self._tick_due = self.time.now + TICK_S
         self.time.after(TICK_S, self.supervisor, self._tick)
-        self.feed(ev.Tick([b.record() for b in self.board], late_s))
+        self.feed(ev.Tick([b.record() for b in self.board], late_s, self.router_beat))
 
     def _carry_out(self, command: cmd.Command) -> None:
         match command:
             case cmd.SpawnWorker(slot, incarnation, reason):
-                self._restart_asked.discard(slot)
+                if slot in self._restart_asked:
+                    self._restart_asked.discard(slot)
+                    reason = "restart asked"  # whatever it had to wait for
                 if slot in self.spawns_fail:
                     self.witness.seen_dead(slot, self.time.now, counted=slot not in self._held)
                     self.feed(ev.SpawnFailed(slot, incarnation, "no memory"))
@@ -318,15 +327,13 @@ class Universe:
             case cmd.KillRouter():
                 self.router_dies()
             case cmd.TellRouter(message):
-                if message["t"] == "release":
-                    assert self.pool.slots[message["slot"]].state != State.STOPPING, "work for a process that is being ended"
                 if message["t"] == "lost":
                     self.witness.blamed(message["slot"], message["incarnation"], blame=message["blame"])
-                if (router := self.router) is not None:
+                if (router := self.router) is not None and router.alive:
                     self.time.send("supervisor", router, lambda: router.from_supervisor(message))
             case cmd.SetLimits(batch, window):
-                for board in self.board:
-                    board.set_batch, board.set_window = batch, window
+                for board, share in zip(self.board, batch, strict=True):
+                    board.set_batch, board.set_window = share, window
             case cmd.Quit(code):
                 self._quit(code)
             case _:

@@ -15,7 +15,8 @@ from gpupool.supervisor import commands as cmd
 from gpupool.supervisor import events as ev
 from gpupool.supervisor.capacity import DegradeRule
 from gpupool.supervisor.liveness import LivenessPolicy
-from gpupool.supervisor.pool import Policy, Pool
+from gpupool.supervisor.policy import Policy
+from gpupool.supervisor.pool import Pool
 from gpupool.supervisor.restart import RestartPolicy
 
 TICK_S = 0.2
@@ -195,8 +196,11 @@ class World:
         p.phase = Phase.IMPORT if age < self.load_s / 2 else Phase.LOAD
         if age >= self.load_s and p.slot in self.fails_to_load:
             del self.processes[p.slot]
+            self.feed(ev.WorkerFailed(p.slot, p.incarnation, "config: no forward"))
             self.feed(ev.WorkerExited(p.slot, p.incarnation, ev.Exit(self.exit_code, None, f"exit code {self.exit_code}"), ()))
         elif age >= self.load_s and self.router_alive:
             p.joined, p.phase = True, Phase.IDLE
             self.feed(ev.WorkerLoaded(p.slot, p.incarnation, {}))
             self.feed(ev.WorkerJoined(p.slot, p.incarnation))
+            if p.slot in self.router_held:
+                self.feed(ev.WorkerIdle(p.slot))

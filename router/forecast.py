@@ -1,0 +1,42 @@
+"""How long a newcomer would wait at the least, judged by the batches that the present workers have run.
+
+It supposes full batches that last as long as those of late. While batches are small this errs to the low side, which is the
+right one: under load they fill, and the forecast becomes exact within a few of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from gpupool.link import Result
+
+from .backlog import Backlog
+from .workers import Worker
+
+#: Weight of a new batch in the smoothed duration of a worker's batches.
+_SMOOTHING: Final = 0.2
+
+
+class Forecast:
+    """The speed of the workers that may get work: rows per second at the most, 0 until every one of them is known."""
+
+    def __init__(self) -> None:
+        self.rows_per_s = 0.0
+
+    def learn(self, worker: Worker, result: Result) -> None:
+        """Take in a batch, of which any one result tells."""
+        if result.started and result.batch_size > 0 and result.forward_s > 0.0:
+            last = worker.batch_s or result.forward_s
+            worker.batch_s = last + _SMOOTHING * (result.forward_s - last)
+
+    def update(self, workers: Sequence[Worker]) -> None:
+        """Take in who may get work now, and how large their batches may be."""
+        known = all(w.batch_s for w in workers)
+        self.rows_per_s = sum(w.batch_limit / w.batch_s for w in workers) if known else 0.0
+
+    def wait_s(self, backlog: Backlog, workers: Sequence[Worker], priority: int) -> float:
+        """Return how long a newcomer of this priority would wait; 0 when unknown."""
+        if not self.rows_per_s:
+            return 0.0
+        return (backlog.rows_ahead(priority) + sum(w.rows for w in workers)) / self.rows_per_s

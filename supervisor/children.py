@@ -1,0 +1,228 @@
+"""The pool's processes: started on command, their messages, lines and ends turned into events."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from gpupool.board import Board, Word
+from gpupool.channel import Message
+from gpupool.logs import Log
+from gpupool.spec import RouterSpec, WorkerSpec, to_message
+
+from . import events as ev
+from .oom import CAUSE as OOM_CAUSE
+from .oom import OomWatch
+from .process import Child, Loop, raise_oom_score
+
+#: The router's last books are shown when it does not answer within this time.
+_BOOKS_TIMEOUT_S: Final = 0.3
+#: Workers hold the models and grow: the kernel's OOM killer shall take one of them, not the router, and never us first.
+_OOM_SCORE: Final = {"worker": 500, "router": 300}
+
+
+class Children:
+    """Router and workers of one pool, and whatever else is started for it.
+
+    Args:
+        feed: takes the events.
+        on_exit: told of a worker's end before its event.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        life_fd: int,
+        *,
+        loop: Loop,
+        log: Log,
+        feed: Callable[[ev.Event], None],
+        on_exit: Callable[[int], None],
+    ) -> None:
+        self._board, self._life_fd, self._loop, self._log, self._feed = board, life_fd, loop, log, feed
+        self._tell_exit = on_exit
+        self.log_fd = os.dup(2)
+        self.router: Child | None = None
+        self.workers: dict[tuple[int, int], Child] = {}
+        self._whose: dict[Child, tuple[int, int] | int] = {}  # a worker's (slot, incarnation), or the router's epoch
+        self._router_message = ""
+        self._oom = OomWatch()
+        self.last_books: dict[str, Any] = {}
+        self._books_asked = 0
+        self._books_waiters: dict[int, asyncio.Future[None]] = {}
+
+    def look(self, now: float) -> None:
+        """Note what the kernel's OOM killer has done by now, so that the next death can be told from it."""
+        self._oom.look(now)
+
+    # Starts and ends.
+
+    def spawn_worker(self, spec: WorkerSpec, environment: dict[str, str], reason: str) -> bool:
+        """Start a worker; False when that failed, of which an event tells."""
+        slot, incarnation = spec.slot, spec.incarnation
+        try:
+            child = self.start("gpupool.worker", environment)
+        except OSError as e:
+            self._log.event.error("worker_not_spawned", worker=slot, incarnation=incarnation, error=str(e))
+            self._feed(ev.SpawnFailed(slot, incarnation, str(e)))
+            return False
+        child.channel.send(to_message(spec))
+        raise_oom_score(child.pid, _OOM_SCORE["worker"])
+        self.workers[slot, incarnation] = child
+        self._whose[child] = (slot, incarnation)
+        self._log.event.info(
+            "worker_spawned", worker=slot, incarnation=incarnation, child=child.pid, device=spec.device_id, reason=reason
+        )
+        self._feed(ev.WorkerSpawned(slot, incarnation, child.pid))
+        return True
+
+    def spawn_router(self, spec: RouterSpec, reason: str) -> None:
+        """Start a router."""
+        self._router_message = ""
+        try:
+            child = self.start("gpupool.router", {})
+        except OSError as e:
+            self._log.event.error("router_not_spawned", error=str(e))
+            self.router = None
+            self._feed(ev.RouterExited(spec.epoch, ev.Exit(None, None, str(e))))
+            return
+        self._board.set(Word.ROUTER_EPOCH, spec.epoch)
+        child.channel.send(to_message(spec))
+        raise_oom_score(child.pid, _OOM_SCORE["router"])
+        self.router = child
+        self._whose[child] = spec.epoch
+        self._log.event.info("router_spawned", child=child.pid, epoch=spec.epoch, reason=reason)
+
+    def start(
+        self,
+        module: str,
+        environment: dict[str, str],
+        *,
+        on_exit: Callable[[Child], None] | None = None,
+        on_readable: Callable[[Child], None] | None = None,
+    ) -> Child:
+        """Start a process of the pool: with board, life line and log, its output wrapped.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        return Child(
+            module, loop=self._loop, environment=environment, board_fd=self._board.fd, life_fd=self._life_fd,
+            log_fd=self.log_fd, on_exit=on_exit or self._on_exit, on_readable=on_readable or self._on_readable,
+            on_line=self._on_line,
+        )  # fmt: skip
+
+    def kill_all(self) -> None:
+        """Kill what is left when the pool quits: nothing may outlive it."""
+        for child in (*self.workers.values(), *([self.router] if self.router else [])):
+            child.signal(signal.SIGKILL)
+
+    def worker_pids(self) -> list[int]:
+        """Processes of workers that run now."""
+        return [child.pid for child in self.workers.values()]
+
+    # Messages to them.
+
+    def tell_router(self, message: Message) -> bool:
+        """Send the router a message; False when it cannot hear."""
+        return self.router is not None and self.router.channel.send(message)
+
+    def tell_workers(self, message: Message) -> None:
+        """Send every worker a message."""
+        for child in self.workers.values():
+            child.channel.send(message)
+
+    async def books(self) -> dict[str, Any]:
+        """The router's books: fresh if it gives them in time, else its last ones."""
+        self._books_asked += 1
+        n = self._books_asked
+        if self.tell_router({"t": "stats", "n": n}):
+            waiter = self._books_waiters[n] = asyncio.get_running_loop().create_future()
+            try:
+                await asyncio.wait_for(waiter, _BOOKS_TIMEOUT_S)
+            except (TimeoutError, asyncio.CancelledError):
+                self._log.event.warning("router_books_late", timeout_s=_BOOKS_TIMEOUT_S)
+            finally:
+                del self._books_waiters[n]
+        return self.last_books
+
+    # What comes from them.
+
+    def _on_exit(self, child: Child) -> None:
+        whose = self._whose.pop(child)
+        if child.code == -signal.SIGKILL and not child.cause and self._oom.claim(time.monotonic()):
+            child.cause = OOM_CAUSE
+        if isinstance(whose, int):
+            self.router = None
+            for waiter in self._books_waiters.values():
+                waiter.cancel()
+            self._feed(ev.RouterExited(whose, child.exit(), self._router_message))
+            return
+        del self.workers[whose]
+        slot, incarnation = whose
+        record = self._board.read(slot)
+        # A record that is not this process's names nobody: it died before it could have run anything.
+        running = self._board.running(slot) if record.incarnation == incarnation else []
+        self._tell_exit(slot)
+        self._feed(ev.WorkerExited(slot, incarnation, child.exit(), running))
+
+    def _on_readable(self, child: Child) -> None:
+        try:
+            message = child.channel.receive()
+        except EOFError:
+            child.ignore_channel()
+            return
+        if message is None:
+            return
+        whose = self._whose[child]
+        if isinstance(whose, int):
+            self._on_router_message(whose, message)
+        else:
+            self._on_worker_message(*whose, message)
+
+    def _on_router_message(self, epoch: int, m: Message) -> None:
+        match m.get("t"):
+            case "up":
+                self._feed(ev.RouterUp(epoch, m["bind"]))
+            case "failed":
+                self._router_message = str(m["message"])
+            case "joined":
+                self._feed(ev.WorkerJoined(m["slot"], m["incarnation"]))
+            case "idle":
+                self._feed(ev.WorkerIdle(m["slot"]))
+            case "sick":
+                self._feed(ev.WorkerSick(m["slot"], m["incarnation"], m["reason"]))
+            case "drained":
+                self._feed(ev.RouterDrained())
+            case "stats":
+                self.last_books = m
+                if (waiter := self._books_waiters.get(m["n"])) and not waiter.done():
+                    waiter.set_result(None)
+            case kind:
+                self._log.event.warning("unknown_message", source="router", kind=kind)
+
+    def _on_worker_message(self, slot: int, incarnation: int, m: Message) -> None:
+        match m.get("t"):
+            case "loaded":
+                self._feed(ev.WorkerLoaded(slot, incarnation, {k: v for k, v in m.items() if k != "t"}))
+            case "failed":
+                self._log.event.error(
+                    "worker_cannot_start", worker=slot, incarnation=incarnation, stage=m.get("stage"), error=m.get("message"),
+                    traceback=m.get("traceback"),
+                )  # fmt: skip
+                self._feed(ev.WorkerFailed(slot, incarnation, f"{m.get('stage')}: {m.get('message')}"))
+            case kind:
+                self._log.event.warning("unknown_message", source="worker", worker=slot, kind=kind)
+
+    def _on_line(self, child: Child, source: str, text: str) -> None:
+        whose = self._whose.get(child)
+        fields: dict[str, Any] = {"component": "probe"}
+        if isinstance(whose, tuple):
+            fields = {"component": "worker", "worker": whose[0], "incarnation": whose[1]}
+        elif whose is not None:
+            fields = {"component": "router"}
+        self._log.event.info("output", pid=child.pid, source=source, line=text, **fields)

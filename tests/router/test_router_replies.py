@@ -1,0 +1,79 @@
+"""Reply headers and log records."""
+
+from __future__ import annotations
+
+from gpupool import wire
+from gpupool.errors import ErrorCode
+from gpupool.link import Result
+from gpupool.router.accounts import Accounts
+from gpupool.router.replies import RETRYABLE, Replies, client_name
+from gpupool.router.requests import Request
+from gpupool.spec import ModelSpec
+
+
+def request(**options: bool) -> Request:
+    return Request(b"client", "id", 1, 10.0, 40.0, (b"body",), 4, **options)
+
+
+def test_every_code_says_whether_to_retry() -> None:
+    assert set(RETRYABLE) == {"ok", *ErrorCode}
+    assert RETRYABLE["overloaded"]
+    assert not RETRYABLE["poison"]
+    assert not RETRYABLE["ok"]
+
+
+def test_never_sent_request_names_no_worker_and_waited_all_the_time() -> None:
+    reply = Replies([ModelSpec("m")]).finished(request(), "deadline_exceeded", 12.5, message="late")
+
+    header = wire.parse_reply(reply.frames[1])
+    assert "worker" not in header
+    assert header["attempts"] == 0
+    assert header["timings_ms"]["pending"] == header["timings_ms"]["total"] == 2500.0
+    assert reply.frames[2:] == [b""]
+    assert reply.record["message"] == "late"
+
+
+def test_buffers_of_a_result_follow_the_body() -> None:
+    made = request(delimiter=True)
+    made.slot, made.sent, made.attempts = 2, 10.5, 1
+
+    reply = Replies([ModelSpec("m")]).finished(made, "ok", 11.0, result=Result(7, "ok", frames=(b"b", b"1", b"22")))
+
+    assert reply.frames[:2] == [b"client", b""]
+    assert reply.frames[3:] == [b"b", b"1", b"22"]
+    assert wire.parse_reply(reply.frames[2])["worker"] == 2
+    assert reply.record["output_bytes"] == 4
+
+
+def test_times_are_rounded_to_microseconds() -> None:
+    made = request()
+    made.slot, made.sent = 0, 10.0
+
+    reply = Replies([ModelSpec("m")]).finished(
+        made, "ok", 10.0001239, result=Result(1, "ok", forward_s=0.0123456, frames=(b"",))
+    )
+
+    assert reply.record["total_ms"] == 0.124
+    assert reply.record["forward_ms"] == 12.346
+
+
+def test_refusal_without_an_id_has_none() -> None:
+    reply = Replies([ModelSpec("m")]).refused(b"c", "bad_request", "no", delimiter=False, request_id=None)
+
+    assert wire.parse_reply(reply.frames[1]) == {"v": 1, "code": "bad_request", "retryable": False, "message": "no"}
+
+
+def test_connections_are_named_shortly() -> None:
+    assert client_name(b"\x00\x01\x02\x03\x04") == "0001020304"
+    assert len(client_name(b"x" * 255)) == 16
+
+
+def test_reasons_of_redispatch_are_bounded() -> None:
+    accounts = Accounts()
+
+    for i in range(1000):
+        accounts.redispatch(f"reason {i}")
+
+    assert accounts.redispatched.total() == 1000
+    assert len(accounts.redispatched) <= 65
+    assert accounts.redispatched["other"] == 936

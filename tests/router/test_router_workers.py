@@ -1,0 +1,113 @@
+"""The registry of workers."""
+
+from __future__ import annotations
+
+from gpupool.link import Hello
+from gpupool.router.requests import Request
+from gpupool.router.workers import Fleet, Worker
+
+
+def worker(slot: int = 0, incarnation: int = 1, limit: int = 8) -> Worker:
+    return Worker(f"{slot}.{incarnation}".encode(), Hello(slot, incarnation, 1, "", limit))
+
+
+def request(ticket: int, rows: int = 1) -> Request:
+    made = Request(b"c", ticket.to_bytes(2, "big"), ticket, 0.0, 1.0, (), 0, rows=rows)
+    made.ticket = ticket
+    return made
+
+
+def test_rows_are_counted_until_their_tickets_return() -> None:
+    w = worker()
+    w.give(request(1, rows=3))
+    w.give(request(2, rows=0))  # an empty list costs a place too
+
+    assert w.rows == 4
+    assert w.take_back(1) is not None
+    assert w.take_back(1) is None
+    assert w.rows == 1
+
+
+def test_idle_worker_has_room_for_anything() -> None:
+    fleet, w = Fleet(0), worker(limit=1)
+    fleet.add(w)
+
+    assert w.has_room
+    w.give(request(1, rows=50))
+    assert not w.has_room
+
+
+def test_dead_incarnation_stays_dead() -> None:
+    fleet = Fleet(100)
+    fleet.add(worker(0, 3))
+
+    assert fleet.lose(0, 2) is None  # an older one's death
+    assert fleet.by_slot
+    lost = fleet.lose(0, 3)
+
+    assert lost is not None
+    assert not fleet.by_slot
+    assert not fleet.by_peer
+    assert fleet.is_lost(0, 3)
+    assert fleet.is_lost(0, 1)
+    assert not fleet.is_lost(0, 4)
+
+
+def test_held_and_sick_and_leaving_workers_are_not_usable() -> None:
+    fleet = Fleet(100)
+    workers = [worker(slot) for slot in range(4)]
+    for w in workers:
+        fleet.add(w)
+
+    fleet.held.add(0)
+    workers[1].sick = True
+    workers[2].leaving = True
+    fleet.changed()
+
+    assert fleet.usable == [workers[3]]
+
+
+def test_held_workers_are_usable_when_all_are_held() -> None:
+    fleet = Fleet(100)
+    for slot in range(2):
+        fleet.add(worker(slot))
+
+    fleet.held |= {0, 1}
+    fleet.changed()
+
+    assert fleet.all_held
+    assert len(fleet.usable) == 2
+
+
+def test_late_worker_is_used_when_there_is_no_other() -> None:
+    fleet = Fleet(100)
+    late, prompt = worker(0), worker(1)
+    fleet.add(late)
+    fleet.add(prompt)
+
+    fleet.avoided.add(0)
+    fleet.changed()
+    assert fleet.usable == [prompt]
+    fleet.held.add(1)
+    fleet.changed()
+
+    assert fleet.usable == [late]
+    fleet.lose(0, 1)
+    fleet.add(worker(0, 2))
+    assert not fleet.avoided  # a new process is not late
+
+
+def test_nobody_is_not_all_held() -> None:
+    fleet = Fleet(100)
+    fleet.held.add(0)
+
+    assert not fleet.all_held
+
+
+def test_worker_on_a_new_connection_is_found_there_only() -> None:
+    fleet, w = Fleet(100), worker()
+    fleet.add(w)
+
+    fleet.move(w, b"new")
+
+    assert fleet.by_peer == {b"new": w}
