@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from support.universe import GRACES_S, Universe
 
-SCHEDULES = 350  # per size of the pool
+SCHEDULES = 600  # per size of the pool
 
 Deed = Callable[[Universe], None]
 
@@ -123,7 +123,7 @@ DEEDS = st.one_of(
     st.builds(_stall, st.sampled_from([0.05, 0.4, 1.5, 5.0])),
     st.builds(_cancel, st.integers(0, 20)),
 )  # fmt: skip
-#: What follows upon the schedule: mostly healing, else a stop that is asked for once or twice, and how long before it is over.
+#: What follows upon the schedule: mostly healing, else a stop that is asked for once or twice, while `late` deeds go on.
 ENDS = st.sampled_from(["heal", "heal", "heal", "stop", "stop twice"])
 
 

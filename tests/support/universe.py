@@ -226,7 +226,9 @@ class VirtualRouter(Actor):
         for worker in self.core.workers.fleet.by_slot.values():
             dead_s = self._u.dead_for(worker.slot, worker.incarnation)
             stood = self._u.supervisor.frozen or self._u.time.now < self.thawed_at + _LONGEST_UNKNOWN_S
-            assert dead_s <= _LONGEST_UNKNOWN_S or stood, f"nobody has told the router that {worker.slot}.{worker.incarnation} is dead"
+            assert dead_s <= _LONGEST_UNKNOWN_S or stood, (
+                f"nobody has told the router that {worker.slot}.{worker.incarnation} is dead"
+            )
 
 
 class Universe:

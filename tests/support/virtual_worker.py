@@ -250,7 +250,9 @@ class VirtualWorker(Actor):
 
     def _answer(self, job: Job, code: str) -> None:
         batch_s = BATCH_S if job.started else 0.0
-        self._results.append(Result(job.ticket, code, started=job.started, batch_size=job.ask.rows, forward_s=batch_s, frames=(b"",)))
+        self._results.append(
+            Result(job.ticket, code, started=job.started, batch_size=job.ask.rows, forward_s=batch_s, frames=(b"",))
+        )
         job.answered = True
         if not job.rows_running:
             self._forget(job.ticket, whole=code == "ok")
