@@ -66,6 +66,8 @@ def _pool(document: Document) -> Iterator[Finding]:
 
 def _router(document: Document) -> Iterator[Finding]:
     router = document.router
+    if document.http.bind and f"tcp://{document.http.bind}" in router.bind:
+        yield _finding("http.bind", "another port than router.bind's", document.http.bind, "router.bind")
     for i, endpoint in enumerate(router.bind):
         if endpoint in router.bind[:i]:
             yield _finding(f"router.bind[{i}]", "each address once", endpoint)

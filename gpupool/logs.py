@@ -31,13 +31,14 @@ class Log:
     def __init__(self, component: str, spec: LogSpec, **bound: Any) -> None:
         fd = spec.fd
         if spec.file:
-            fd = os.open(spec.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+            # Not waiting: a named pipe without a reader is refused, and would else hold the start for ever.
+            fd = os.open(spec.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o640)
         self._bound: Record = {"component": component, "pid": os.getpid(), **bound}
         self.level = LEVELS[spec.level]
         render = render_json if spec.format == "json" else render_text
         self.sink = LogSink(fd, size=spec.queue_size, render=render, stamp=self._bound)
         self.event: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
-            None, wrapper_class=structlog.make_filtering_bound_logger(0), processors=[self._emit]
+            object(), wrapper_class=structlog.make_filtering_bound_logger(0), processors=[self._emit]
         )
 
     def set_level(self, level: int) -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import time
 from collections import deque
+from pathlib import Path
 from typing import Any, Final
 
 import uvloop
@@ -37,7 +39,10 @@ _TURN_BYTES: Final = 16 << 20
 _READING_S: Final = 0.002
 _BEAT_S: Final = 0.2
 _BEATS_PER_LEVEL: Final = 5
-_OUTBOX_S: Final = 0.01
+_BEATS_PER_COUNT: Final = 25
+#: Share of the limit of descriptors from which on we warn.
+_MANY_DESCRIPTORS: Final = 0.9
+_OUTBOX_S: Final = 0.002
 #: What a dead worker sent last may still be on its way through libzmq when we hear of its death.
 _LAST_WORDS_S: Final = 0.003
 _LINGER_MS: Final = 1000
@@ -285,8 +290,17 @@ class Router:
             level = self._board.get(Word.LOG_LEVEL)
             if level != self._log.level and level in LEVELS.values():
                 self._log.set_level(level)
+        if self._beats % _BEATS_PER_COUNT == 0:
+            self._count_descriptors()
         while self._untold and self._channel.send(self._untold[0]):
             self._untold.popleft()
+
+    def _count_descriptors(self) -> None:
+        """Warn before new clients find no descriptor left: libzmq then leaves them waiting without a word."""
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        used = sum(1 for _ in Path("/proc/self/fd").iterdir())
+        if used > _MANY_DESCRIPTORS * limit:
+            self._log.event.warning("descriptors_short", used=used, limit=limit)
 
     def _close(self) -> None:
         """Answer what has come in the meantime, flush for a bounded time, and close."""

@@ -10,6 +10,8 @@ answered `too_large`.
 from __future__ import annotations
 
 import os
+import socket
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -23,7 +25,7 @@ from .outbox import Sent
 
 #: Messages per connection that libzmq may hold for us, and for a client that does not read. It counts messages, not bytes, and we
 #: read at once: more would only let memory grow when we cannot.
-_CLIENT_HWM: Final = 256
+_CLIENT_HWM: Final = 128
 _WORKER_HWM: Final = 1000
 #: A client whose host vanished is noticed within three of these.
 _HEARTBEAT_MS: Final = 10_000
@@ -139,12 +141,38 @@ def send(sock: zmq.Socket[bytes], frames: Sequence[bytes]) -> Sent:
 
 
 def _bind(sock: zmq.Socket[bytes], address: str) -> str:
+    if address.startswith("ipc://"):
+        _free(address)
     try:
         sock.bind(address)
     except zmq.ZMQError as e:
         raise BindError(f"cannot bind {address}: {e.strerror}") from None
     bound = sock.get(zmq.LAST_ENDPOINT)
     return bound.decode().rstrip("\0") if isinstance(bound, bytes) else str(bound)
+
+
+def _free(address: str) -> None:
+    """Make sure that binding takes nothing from anybody: libzmq unlinks whatever is at the path, a live pool's socket too.
+
+    Raises:
+        BindError: something else is there, or somebody listens.
+    """
+    path = address.removeprefix("ipc://")
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise BindError(f"cannot bind {address}: there is something at that path that is no socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return  # left behind by somebody who is gone
+        except OSError as e:
+            raise BindError(f"cannot bind {address}: {e.strerror or e}") from None
+    raise BindError(f"cannot bind {address}: address already in use")
 
 
 @contextmanager

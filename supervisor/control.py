@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import struct
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -57,6 +58,11 @@ class ControlServer:
             os.umask(old)
         self._server = await asyncio.start_unix_server(self._serve, sock=sock, limit=MAX_LINE_BYTES, backlog=MAX_CONNECTIONS)
 
+    @property
+    def vanished(self) -> bool:
+        """Whether somebody removed the socket under us."""
+        return self._server is not None and not self._path.exists()
+
     def close(self) -> None:
         """Stop listening; the file goes with the runtime directory's clean-up."""
         if self._server is not None:
@@ -88,6 +94,10 @@ class ControlServer:
         verb = request.pop("verb", None) if isinstance(request, dict) else None
         if not isinstance(verb, str):
             return _error("bad_request", 'expected one JSON object with a "verb" on a line')
+        expires = request.pop("expires", None)
+        if isinstance(expires, int | float) and time.monotonic() > expires:
+            # Whoever asked was told long ago that we did not answer; doing it now would be behind everybody's back.
+            return _error("expired", f"{verb} was asked in vain: the supervisor stood still until the asker had given up")
         if verb not in self._verbs:
             return _error("unknown_verb", f"{verb!r} is none of {', '.join(sorted(self._verbs))}")
         if verb not in READ_ONLY and peer[0] not in (0, os.geteuid()):

@@ -87,7 +87,10 @@ def _open(path: Path) -> int:
 
 def _make_private(path: Path) -> None:
     """Make the directory, or check that nobody else could have put things into it: others would speak for our workers."""
-    path.mkdir(mode=0o750, parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o750, parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(f"runtime directory {path} is there and is no directory") from None
     stat = path.lstat()
     if stat.st_uid != os.geteuid():
         raise PermissionError(f"runtime directory {path} belongs to uid {stat.st_uid}, not to us ({os.geteuid()})")

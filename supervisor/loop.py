@@ -10,6 +10,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
@@ -76,6 +77,7 @@ class Supervisor:
         has_gpus = any(d.kind == "gpu" for d in devices)
         self.cards = self._watch_cards() if has_gpus else None
         self.pool = Pool(len(devices), policy_from(config), random.Random(), self.cards.gate if self.cards else open_gate)
+        self._reopening: asyncio.Task[None] | None = None
         self._verbs = Verbs(self)
         self._control = ControlServer(instance.runtime.control, self._verbs.table())
         self._probes = ProbeServer(config.http.bind, self._readiness, self._metrics) if config.http.bind else None
@@ -178,9 +180,26 @@ class Supervisor:
         self.children.look(now)
         if self.cards:
             self.cards.tick(late_s)
+        self._look_for_sockets()
         self.feed(ev.Tick(self.records(), late_s, self._board.get(Word.ROUTER_BEAT_NS) / 1e9))
         # Last, so that only a tick that went all the way counts as a sign of life.
         self.notifier.tick(now, loading=not self._announced and self.pool.state == PoolState.STARTING)
+
+    def _look_for_sockets(self) -> None:
+        """Make anew what somebody removed from the runtime directory: without it nobody could join, or steer."""
+        runtime = self._instance.runtime
+        if self.pool.router.up and not self.pool.router.stopping and not runtime.workers.exists():
+            self.log.event.error("socket_vanished", path=str(runtime.workers))
+            self.feed(ev.RouterDeaf())
+        if self._control.vanished and self._reopening is None:
+            self.log.event.error("socket_vanished", path=str(runtime.control))
+            self._reopening = self._loop.create_task(self._reopen_control())
+
+    async def _reopen_control(self) -> None:
+        self._control.close()
+        with suppress(OSError):
+            await self._control.start()
+        self._reopening = None
 
     @property
     def _tick_s(self) -> float:

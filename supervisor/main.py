@@ -5,6 +5,10 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
+import resource
+import signal
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,9 +29,16 @@ if TYPE_CHECKING:
 
 def run(config: Config) -> int:
     """Run the pool in this process until it has stopped; returns the exit code."""
+    _take_hold_of_inheritance()
     # A watchdog's SIGABRT shall leave the stacks in the log.
     faulthandler.enable()
-    log = configure("supervisor", log_spec(config))
+    try:
+        log = configure("supervisor", log_spec(config))
+    except OSError as e:
+        log = configure("supervisor", replace(log_spec(config), file=""))
+        log.event.error("cannot_start", error=f"logs.file {config.logs.file}: {e.strerror or e}")
+        log.close()
+        return Exit.FAILED
     try:
         code = _run(config, log)
     except (AlreadyRunning, LeftoverProcesses) as e:
@@ -42,8 +53,26 @@ def run(config: Config) -> int:
     except OSError as e:
         log.event.error("cannot_start", error=f"{type(e).__name__}: {e}")
         code = Exit.FAILED
+    except Exception as e:  # a bug of ours: said in one line, and an end with a code, not a process that hangs with the lock
+        log.event.error("supervisor_failed", error=f"{type(e).__name__}: {e}", exc_info=e)
+        code = Exit.FAILED
     log.close()
     return int(code)
+
+
+def _take_hold_of_inheritance() -> None:
+    """Make good what a careless parent left: closed standard descriptors, blocked signals, a low limit of descriptors."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+    # Python leaves None where a descriptor was closed.
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _run(config: Config, log: Log) -> int:
@@ -59,7 +88,12 @@ def _run(config: Config, log: Log) -> int:
             supervisor = Supervisor(config, log=log, instance=instance, devices=devices, models=models)
             gc.collect()
             gc.freeze()
-            return await supervisor.run()
+            try:
+                return await supervisor.run()
+            except Exception as e:  # in here, so that nothing that still runs is waited for on the way out
+                log.event.error("supervisor_failed", error=f"{type(e).__name__}: {e}", exc_info=e)
+                supervisor.children.kill_all()
+                return Exit.FAILED
 
         return uvloop.run(main())
     finally:

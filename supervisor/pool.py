@@ -164,8 +164,8 @@ class Pool:
 
     @property
     def ready_count(self) -> int:
-        """Workers that take work."""
-        return sum(s.state == State.READY and s.joined for s in self.slots)
+        """Workers that take work; one whose beat is missing does not, until it is back."""
+        return sum(s.state == State.READY and s.joined and not s.late for s in self.slots)
 
     @property
     def ready(self) -> bool:

@@ -12,6 +12,8 @@ from typing import Final
 
 _MAX_REQUEST_BYTES: Final = 8192
 _TIMEOUT_S: Final = 5.0
+#: More than this many at once are hung up on: they would take the descriptors that workers need.
+_MAX_CONNECTIONS: Final = 64
 
 
 class ProbeServer:
@@ -22,6 +24,7 @@ class ProbeServer:
         self._port = int(port)
         self._ready = ready
         self._metrics = metrics
+        self._open = 0
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -35,12 +38,18 @@ class ProbeServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # A scraper that hangs up in the middle, or never asks, harms nobody: every wait here is bounded and every error ends here.
+        self._open += 1
+        if self._open <= _MAX_CONNECTIONS:
+            await self._talk(reader, writer)
+        self._open -= 1
+        with suppress(OSError):
+            writer.close()
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _TIMEOUT_S)
             writer.write(await self._answer(head.split(b"\r\n", 1)[0]))
             await asyncio.wait_for(writer.drain(), _TIMEOUT_S)
-        with suppress(OSError):
-            writer.close()
 
     async def _answer(self, request_line: bytes) -> bytes:
         method, _, rest = request_line.partition(b" ")

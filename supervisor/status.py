@@ -103,8 +103,9 @@ def summary(pool: Pool, pending: int) -> str:
     ready, configured = pool.ready_count, len(pool.slots)
     others: dict[str, int] = {}
     for slot in pool.slots:
-        if not (slot.state == "ready" and slot.joined):
-            others[slot.state] = others.get(slot.state, 0) + 1
+        if not (slot.state == "ready" and slot.joined and not slot.late):
+            word = "late" if slot.late else str(slot.state)
+            others[word] = others.get(word, 0) + 1
     parts = [f"{ready}/{configured} workers ready", *(f"{n} {state}" for state, n in sorted(others.items()))]
     if pool.factors.batch != 1.0:
         parts.append(f"batch limit x{pool.factors.batch:g}")

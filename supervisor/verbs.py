@@ -162,7 +162,7 @@ class Verbs:
 
     def _slot(self, name: str) -> int:
         devices = self._supervisor.devices
-        if name.isdigit() and int(name) < len(devices):
+        if name.isdecimal() and str(int(name)) == name and int(name) < len(devices):
             return int(name)
         for number, device in enumerate(devices):
             if device.id == name:

@@ -27,9 +27,11 @@ def ask(runtime: RuntimeDir, verb: str, *, timeout_s: float = TIMEOUT_S, **argum
     Raises:
         Failure: exit 3 when no pool can be reached or the answer is not one, 1 with the pool's own code when it refused.
     """
-    line = json.dumps({"verb": verb, **arguments}).encode() + b"\n"
+    expires = time.monotonic() + timeout_s
+    # A supervisor that stands still until we have given up must not do it then: the clock is the host's, and so the same.
+    line = json.dumps({"verb": verb, "expires": expires, **arguments}).encode() + b"\n"
     try:
-        answer = _answer(_exchange(runtime, line, time.monotonic() + timeout_s))
+        answer = _answer(_exchange(runtime, line, expires))
     except PermissionError:
         raise unreachable("permission_denied", f"no permission to use {runtime.control}") from None
     except TimeoutError:

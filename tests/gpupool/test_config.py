@@ -126,6 +126,7 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     "Fluentd": ('[logs]\nfluentd = "localhost:24224"', "logs.fluentd", "not supported yet"),
     "memory start": ("[memory]\nstart_fraction = 0.5", "memory.start_fraction", "not supported yet"),
     "cache threshold": ("[memory]\nempty_cache_above = 0.5", "memory.empty_cache_above", "not supported yet"),
+    "one port twice": ('[http]\nbind = "127.0.0.1:5555"', "http.bind", "another port than router.bind's"),
     "overflow workers": ("[pool]\ncpu_overflow = 1", "pool.cpu_overflow", "not supported yet"),
 }
 

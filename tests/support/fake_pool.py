@@ -78,6 +78,7 @@ class FakePool:
         self._folder = tempfile.TemporaryDirectory(prefix="gpupool-")  # a socket's path must be short
         self.folder = Path(self._folder.name)
         self.asked: list[dict[str, Any]] = []
+        self.expiries: list[float] = []  # the instants after which each is not to be carried out any more
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._server.bind(str(self.folder / "control.sock"))
         self._server.listen(8)
@@ -94,6 +95,7 @@ class FakePool:
             peer.settimeout(5)
             with suppress(OSError):
                 request = json.loads(peer.makefile("rb").readline())
+                self.expiries.append(request.pop("expires"))
                 self.asked.append(request)
                 answer = self._reply(request)
                 if answer is None:
