@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgpack
 
-from gpupool.board import Phase, SlotRecord
+from gpupool.board import Phase
 from gpupool.link import BYE, CANCEL, HELLO, RESULTS, WELCOME, Hello, Result, Work, WorkFlag
+from gpupool.supervisor.events import WorkerLoaded
 from gpupool.worker.batcher import Batch, Batcher, Item
 from gpupool.worker.ceiling import Ceilings
 
 from .promises import Ask
+from .virtual_board import BoardSlot
 from .virtual_time import Actor
 
 if TYPE_CHECKING:
@@ -22,33 +24,6 @@ BEAT_S = 0.2
 BATCH_S = 0.01
 _HELLO_AGAIN_S = 1.0
 _DUMP_S = 0.05
-
-
-@dataclass
-class BoardSlot:
-    """One slot of the board: it outlives the processes that write it."""
-
-    incarnation: int = 0
-    pid: int = 0
-    phase: Phase = Phase.NONE
-    since: float = 0.0
-    deadline: float = 0.0
-    beat: float = 0.0
-    batches: int = 0
-    limit: int = 0
-    service_s: float = 0.0
-    rows_running: int = 0
-    rows_queued: int = 0
-    tickets: list[int] = field(default_factory=list)
-    set_batch: float = 1.0  # the supervisor's words
-    set_window: float = 1.0
-
-    def record(self) -> SlotRecord:
-        """As the supervisor reads it."""
-        return SlotRecord(
-            self.incarnation, self.pid, self.phase, int(self.since * 1e9), int(self.deadline * 1e9), int(self.beat * 1e9), 0, self.rows_running,
-            self.rows_queued, self.limit, int(self.service_s * 1e9), self.batches, 0, 0, 0, 0, 0,
-        )  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -69,9 +44,9 @@ class Job:
 class VirtualWorker(Actor):
     """One process. Its public methods are what happens to it."""
 
-    def __init__(self, universe: Universe, slot: int, incarnation: int, pid: int) -> None:
+    def __init__(self, universe: Universe, slot: int, incarnation: int) -> None:
         super().__init__(f"worker {slot}.{incarnation}")
-        self.slot, self.incarnation, self.pid = slot, incarnation, pid
+        self.slot, self.incarnation, self.pid = slot, incarnation, 1000 * slot + incarnation
         self.doomed = False  # dies when its next batch has run, before it can tell
         self.worked_at = universe.time.now  # when what it is at began
         self.in_kernel = False  # no signal reaches it
@@ -125,7 +100,8 @@ class VirtualWorker(Actor):
         self.board.phase, self.board.deadline = Phase.IDLE, 0.0
         self.open = True
         self._refresh()
-        self._u.worker_says_loaded(self)
+        supervisor, loaded = self._u.supervisor, WorkerLoaded(self.slot, self.incarnation, {})
+        self._u.time.send(self.name, supervisor, lambda: supervisor.feed(loaded))
         self._look_around()
 
     def _beat(self) -> None:
