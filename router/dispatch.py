@@ -58,6 +58,8 @@ class Dispatch:
             wrong = "no such slot"
         elif fleet.is_lost(hello.slot, hello.incarnation):
             wrong = "this incarnation is dead"
+        elif (there := fleet.by_slot.get(hello.slot)) is not None and there.incarnation > hello.incarnation:
+            wrong = "a newer incarnation is here"  # its own message came first: those of two senders have no order
         if wrong:
             self._event("warning", "hello_refused", worker=hello.slot, incarnation=hello.incarnation, reason=wrong)
             return

@@ -61,8 +61,9 @@ def judge(
         return Verdict.STUCK, f"not ready {policy.load_timeout_s:g} s after its start"
     if record.incarnation != incarnation:
         return Verdict.FINE, "not attached yet"
-    deadline = record.phase_deadline_ns / 1e9
-    if deadline and record.phase != Phase.IDLE and now > max(deadline, since) + policy.grace_s:
+    deadline, began = record.phase_deadline_ns / 1e9, record.phase_since_ns / 1e9
+    # After a pause the phase gets its whole time anew: how much of it had been used when the host stood still is not known.
+    if deadline and record.phase != Phase.IDLE and now > max(deadline, since + max(0.0, deadline - began)) + policy.grace_s:
         return Verdict.STUCK, f"no progress in {record.phase.name.lower()} past its deadline"
     beat_age = now - max(record.beat_ns / 1e9, since, spawned_at)
     if beat_age <= policy.heartbeat_timeout_s:

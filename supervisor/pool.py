@@ -224,6 +224,10 @@ class Pool:
         self._told_expect = None
         self._told_held.clear()
         self._told_avoided.clear()
+        for slot in self.slots:
+            if slot.obituary:
+                # It may have joined this router, and died, before we knew that there was one to tell.
+                self.workers.tell("lost", "still dead", **slot.obituary)
         if self.stop_asked_at is not None:
             self.workers.tell("drain", "still stopping")
 
@@ -334,7 +338,7 @@ class Pool:
         if self.stop_asked_at is not None:
             if not any(s.alive and s.state != State.UNKILLABLE for s in self.slots):
                 self._stopping_workers = True
-                if self.router.up:
+                if self.router.running:
                     self._out += self.router.stop("all workers have stopped", now)
                 else:
                     self._finish(ExitCode.OK, "stopped")

@@ -22,6 +22,7 @@ class RouterLife:
 
     def __init__(self) -> None:
         self.epoch = 0
+        self.running = False  # a process exists
         self.up = False
         self.bind: Sequence[str] = ()
         self.failures = 0
@@ -37,7 +38,7 @@ class RouterLife:
         """Start the next process."""
         self.epoch += 1
         self._spawned_at = now
-        self.up, self.late, self._killed, self._due_at = False, False, False, None
+        self.running, self.up, self.late, self._killed, self._due_at = True, False, False, False, None
         return [SpawnRouter(self.epoch, reason)]
 
     def bound(self, bind: Sequence[str], now: float) -> None:
@@ -47,7 +48,7 @@ class RouterLife:
     def ended(self, now: float, *, again: bool) -> list[Command]:
         """Note its end; plan the next start if it is to run again."""
         lived = self._up_at is not None and now >= self._up_at + STABLE_S
-        self.up, self._up_at = False, None
+        self.running, self.up, self._up_at = False, False, None
         self.failures = 1 if lived else self.failures + 1
         if not again:
             return []
@@ -58,8 +59,11 @@ class RouterLife:
         return []
 
     def stop(self, reason: str, now: float) -> list[Command]:
-        """Have it answer what is left and end. Asking twice is asking once."""
-        if self.stopping or not self.up:
+        """Have it answer what is left and end. Asking twice is asking once.
+
+        One that has not yet said that it is up may serve already, and its clients wait for an answer.
+        """
+        if self.stopping or not self.running:
             return []
         self.stopping, self._stop_ends_at = True, now + STOP_S
         return [TellRouter({"t": "stop"}, reason)]
@@ -74,7 +78,7 @@ class RouterLife:
             dead_s: without one for so long, it is killed: nobody is served meanwhile, and a new one serves in a moment.
             since: ages begin no earlier (the supervisor itself was paused until then).
         """
-        if self._killed or self._due_at is not None:
+        if self._killed or not self.running:
             return []
         age = now - max(beat if self.up else 0.0, self._spawned_at, self._up_at or 0.0, since)
         self.late = self.up and age > late_s
@@ -94,7 +98,7 @@ class RouterLife:
         """Start it when its delay is over; kill it when it does not stop."""
         if self._due_at is not None and now >= self._due_at and again:
             return self.spawn("died", now)
-        if self.stopping and self.up and now >= self._stop_ends_at:
+        if self.stopping and self.running and now >= self._stop_ends_at:
             self._stop_ends_at = now + STOP_S
             return [KillRouter(self.epoch, "did not stop in time")]
         return []

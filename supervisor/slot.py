@@ -72,6 +72,7 @@ class Slot:
     drain_ends_at: float | None = None
     due_at: float | None = None  # next start: end of a back-off, or a parked slot's half-open try
     last_exit: dict[str, Any] | None = None
+    obituary: dict[str, Any] | None = None  # what the router was told of its last process's end
     history: RestartHistory = field(default_factory=RestartHistory.empty)
     info: dict[str, Any] = field(default_factory=dict)
     batches: int = 0

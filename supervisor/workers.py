@@ -124,10 +124,11 @@ class Workers:
         unexcused = slot.purpose in (Purpose.NONE, Purpose.REPLACE) or slot.serving or exit_.disorderly
         blame = unexcused and slot.purpose != Purpose.CARD
         reason = slot.reason or exit_.cause
-        self.tell(
-            "lost", reason, slot=slot.number, incarnation=slot.incarnation, running=running, blame=blame, reason=reason,
-            kind=_KINDS[slot.purpose],
-        )  # fmt: skip
+        slot.obituary = {
+            "slot": slot.number, "incarnation": slot.incarnation, "running": running, "blame": blame, "reason": reason,
+            "kind": _KINDS[slot.purpose],
+        }  # fmt: skip
+        self.tell("lost", reason, **slot.obituary)
         self.ended(slot, exit_, now)
 
     def ended(self, slot: Slot, exit_: ev.Exit, now: float) -> None:

@@ -132,6 +132,22 @@ def test_next_incarnation_takes_over_even_before_the_death_is_told() -> None:
     assert world.codes() == ["ok"]
 
 
+def test_late_hello_of_a_dead_incarnation_does_not_bury_the_living_one() -> None:
+    """Messages of two senders have no order: a router that stood still may read the older process's last."""
+    world = RouterWorld()
+    peer = world.join(0, 2)
+
+    world.core.workers.hello(b"older", Hello(0, 1, 1, TOKEN, 32), world.now)
+    world.step()
+    world.lose(0, 1)
+    world.ask("a")
+    world.answer(peer)
+
+    assert world.codes() == ["ok"]
+    assert world.core.workers.fleet.by_slot[0].incarnation == 2
+    assert "hello_refused" in world.events
+
+
 def test_queue_of_a_dead_worker_goes_back_in_front_and_in_order() -> None:
     world = RouterWorld()
     world.core.workers.expect(0, 1)

@@ -73,3 +73,16 @@ def test_a_pause_of_the_host_is_not_held_against_anyone() -> None:
     asleep = record(beat_ns=ns(100.0), phase=Phase.BATCH, phase_deadline_ns=ns(160.0))
     assert verdict(5000.0, asleep) == Verdict.STUCK
     assert verdict(5000.0, asleep, since=5000.0) == Verdict.FINE
+
+
+def test_a_phase_has_its_whole_time_anew_after_a_pause() -> None:
+    """A batch that had just begun when the host stood still is not called hung as soon as it goes on."""
+    batch = record(phase=Phase.BATCH, phase_since_ns=ns(100.0), phase_deadline_ns=ns(160.0), beat_ns=ns(5000.0))
+    assert verdict(5001.0, batch, since=5000.0) == Verdict.FINE
+    assert verdict(5059.0, batch, since=5000.0) == Verdict.LATE  # for want of a beat, which kills nobody
+    assert verdict(5061.0, batch, since=5000.0) == Verdict.STUCK
+
+
+def test_a_phase_that_began_after_the_pause_has_its_own_deadline() -> None:
+    batch = record(phase=Phase.BATCH, phase_since_ns=ns(5010.0), phase_deadline_ns=ns(5070.0), beat_ns=ns(5071.0))
+    assert verdict(5071.0, batch, since=5000.0) == Verdict.STUCK

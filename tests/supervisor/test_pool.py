@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 from hypothesis import HealthCheck, settings
@@ -13,7 +14,7 @@ from gpupool.exits import Exit
 from gpupool.supervisor import commands as cmd
 from gpupool.supervisor import events as ev
 from gpupool.supervisor.lifecycle import ALIVE
-from gpupool.supervisor.pool import PoolState
+from gpupool.supervisor.pool import Pool, PoolState
 from support.world import POLICY, World
 
 
@@ -335,6 +336,35 @@ def test_a_router_that_dies_is_replaced_and_told_everything_again() -> None:
     assert world.router_held == {1}
     world.feed(ev.WorkerJoined(0, 1))
     assert world.pool.ready
+
+
+def test_a_new_router_is_told_of_ends_that_it_may_have_missed() -> None:
+    """A worker can join the new router, get work and die before the supervisor hears that the router is up."""
+    pool = Pool(1, POLICY, random.Random(1))
+    pool.handle(ev.Started(), 0.0)
+    pool.handle(ev.RouterUp(1, ["tcp://127.0.0.1:1"]), 0.1)
+    pool.handle(ev.WorkerJoined(0, 1), 1.0)
+    pool.handle(ev.DrainAsked([0]), 2.0)
+    pool.handle(ev.RouterExited(1, ev.Exit(None, "SIGKILL", "killed")), 3.0)
+    unheard = pool.handle(ev.WorkerExited(0, 1, ev.Exit(None, "SIGSEGV", "killed by SIGSEGV"), (7,)), 3.1)
+
+    commands = pool.handle(ev.RouterUp(2, ["tcp://127.0.0.1:1"]), 3.2)
+
+    assert not [c for c in unheard if isinstance(c, cmd.TellRouter)]
+    lost = [c.message for c in commands if isinstance(c, cmd.TellRouter) and c.message["t"] == "lost"]
+    assert [(m["slot"], m["incarnation"], m["running"], m["blame"]) for m in lost] == [(0, 1, (7,), True)]
+
+
+def test_a_router_that_is_not_known_to_be_up_may_answer_before_the_pool_ends() -> None:
+    """It may have bound a moment ago and hold a client's request; one that is killed answers nobody."""
+    pool = Pool(1, POLICY, random.Random(1))
+    pool.handle(ev.Started(), 0.0)
+    pool.handle(ev.StopAsked(), 0.5)
+
+    commands = pool.handle(ev.WorkerExited(0, 1, ev.Exit(0, None, "exit code 0"), ()), 0.6)
+
+    assert commands == [cmd.TellRouter({"t": "stop"}, "all workers have stopped")]
+    assert pool.handle(ev.RouterExited(1, ev.Exit(0, None, "exit code 0")), 0.7) == [cmd.Quit(Exit.OK, "stopped")]
 
 
 def test_a_router_that_never_binds_ends_the_pool_with_its_words() -> None:
