@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from support.universe import GRACES_S, Universe
 
-SCHEDULES = 600  # per size of the pool
+SCHEDULES = 1000  # per size of the pool
 
 Deed = Callable[[Universe], None]
 

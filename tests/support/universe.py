@@ -146,7 +146,7 @@ class Universe:
     def worker_died(self, worker: VirtualWorker, signal: str | None, code: int | None) -> None:
         """A worker's process has ended."""
         slot, incarnation, supervisor = worker.slot, worker.incarnation, self.supervisor
-        self._died_at[slot, incarnation] = self._watched_s
+        self._died_at[slot, incarnation] = self.watched_s
         for job in worker.jobs.values():
             job.ask.unseen += job.begun and not job.rows_running
         self.witness.died(slot, incarnation, worker.asked, signal, self.time.now)
@@ -155,11 +155,11 @@ class Universe:
 
     def dead_for(self, slot: int, incarnation: int) -> float:
         """How long the supervisor could have known of a process's end; 0 for a living one."""
-        now = self._watched_s
+        now = self.watched_s
         return now - self._died_at.get((slot, incarnation), now)
 
     @property
-    def _watched_s(self) -> float:
+    def watched_s(self) -> float:
         """Time in which neither the host nor the supervisor stood still."""
         return self.time.now - self.time.paused_s - self._stalled_s
 

@@ -34,6 +34,7 @@ class VirtualRouter(Actor):
         super().__init__(f"router {epoch}")
         self.epoch = epoch
         self.bound = False
+        self._bound_at = 0.0
         self.held: set[int] = set()
         self.dead: set[tuple[int, int]] = set()
         self._u = universe
@@ -53,6 +54,7 @@ class VirtualRouter(Actor):
 
     def begin(self) -> None:
         self.bound = True
+        self._bound_at = self._u.watched_s
         self._tell({"t": "up", "bind": ["tcp://127.0.0.1:1"]})
         self._beat()
         self._ask_turn()
@@ -181,6 +183,11 @@ class VirtualRouter(Actor):
     def _send_work(self, peer: bytes, requests: list[Request], now: float) -> None:
         slot, incarnation = (int(part) for part in peer.split(b".")[:2])
         assert (slot, incarnation) not in self.dead, "work for a lost worker"
+        # Not only as it was told: what an operator wished a while ago must have been told to this router by now.
+        wished_at = self._u.supervisor.held.get(slot, self._u.watched_s)
+        known_s = self._u.watched_s - max(wished_at, self._bound_at)
+        stood = self._u.supervisor.frozen or now < self.thawed_at + _LONGEST_UNKNOWN_S
+        assert known_s <= _LONGEST_UNKNOWN_S or stood or self.core.workers.fleet.all_held, "a drain is forgotten"
         assert peer not in self._gone, "work for a worker that has said goodbye"
         assert all(r.flags & WorkFlag.ALONE for r in requests if r.deaths), "a suspect is not run alone"
         assert slot not in self.held or self.core.workers.fleet.all_held, "work for a held worker"

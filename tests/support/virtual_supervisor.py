@@ -25,7 +25,7 @@ class VirtualSupervisor(Actor):
     def __init__(self, universe: Universe, slots: int, rng: random.Random) -> None:
         super().__init__("supervisor")
         self.pool = Pool(slots, universe.policy, rng)
-        self.held: set[int] = set()
+        self.held: dict[int, float] = {}  # since when, in watched time
         self.restart_asked: set[int] = set()
         self.log: list[tuple[float, cmd.Command]] = []  # for whoever reads a failure
         self._u = universe
@@ -119,7 +119,7 @@ class VirtualSupervisor(Actor):
         """A worker's pidfd tells its end; what it ran stands on the board."""
         u, board = self._u, self._u.board[slot]
         running = list(board.tickets) if board.incarnation == incarnation else []
-        u.witness.seen_dead(slot, u.time.now, counted=slot not in self.held | self.restart_asked)
+        u.witness.seen_dead(slot, u.time.now, counted=slot not in self.held and slot not in self.restart_asked)
         self.feed(ev.WorkerExited(slot, incarnation, exit_, running))
 
     def router_ended(self, epoch: int, exit_: ev.Exit) -> None:
@@ -133,10 +133,10 @@ class VirtualSupervisor(Actor):
             return
         match verb:
             case "drain":
-                self.held.add(slot)
+                self.held.setdefault(slot, self._u.watched_s)
                 self.feed(ev.DrainAsked([slot]))
             case "resume":
-                self.held.discard(slot)
+                self.held.pop(slot, None)
                 self._u.witness.resumed(slot)
                 self.feed(ev.ResumeAsked([slot]))
             case _:
