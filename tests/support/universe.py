@@ -251,7 +251,7 @@ class Universe:
     def thaw_router(self) -> None:
         """It goes on."""
         if (router := self.router) is not None and router.frozen:
-            router.thawed_at = self.time.now
+            router.thawed_at = self.watched_s
             self.time.thaw(router)
 
     def pause(self, seconds: float) -> None:

@@ -43,7 +43,7 @@ class VirtualRouter(Actor):
             max_pending=MAX_PENDING, max_attempts=universe.max_attempts,
         )  # fmt: skip
         self.core = Core(spec)
-        self.thawed_at = 0.0
+        self.thawed_at = 0.0  # in watched time
         self._gone: set[bytes] = set()  # peers that have said BYE
         self._workers: list[Callable[[float], None]] = []
         self._clients: list[tuple[bytes, list[bytes]]] = []
@@ -186,7 +186,7 @@ class VirtualRouter(Actor):
         # Not only as it was told: what an operator wished a while ago must have been told to this router by now.
         wished_at = self._u.supervisor.held.get(slot, self._u.watched_s)
         known_s = self._u.watched_s - max(wished_at, self._bound_at)
-        stood = self._u.supervisor.frozen or now < self.thawed_at + _LONGEST_UNKNOWN_S
+        stood = self._u.supervisor.frozen or self._u.watched_s < self.thawed_at + _LONGEST_UNKNOWN_S
         assert known_s <= _LONGEST_UNKNOWN_S or stood or self.core.workers.fleet.all_held, "a drain is forgotten"
         assert peer not in self._gone, "work for a worker that has said goodbye"
         assert all(r.flags & WorkFlag.ALONE for r in requests if r.deaths), "a suspect is not run alone"
@@ -208,7 +208,7 @@ class VirtualRouter(Actor):
         assert ledger.pending <= MAX_PENDING
         for worker in self.core.workers.fleet.by_slot.values():
             dead_s = self._u.dead_for(worker.slot, worker.incarnation)
-            stood = self._u.supervisor.frozen or self._u.time.now < self.thawed_at + _LONGEST_UNKNOWN_S
+            stood = self._u.supervisor.frozen or self._u.watched_s < self.thawed_at + _LONGEST_UNKNOWN_S
             assert dead_s <= _LONGEST_UNKNOWN_S or stood, (
                 f"nobody has told the router that {worker.slot}.{worker.incarnation} is dead"
             )
