@@ -106,9 +106,12 @@ def choose(
         raise DeviceError(f"pool.devices: GPUs are asked for, but none can be seen: {found.problem or 'NVML counts none'}")
     # A silent card may be named if the operator hides nothing, or names it too; one that answers and is not visible is hidden.
     answering = {uuid for g in found.gpus for uuid in (g.uuid, *g.mig)}
-    hidden = [n for n in names if isinstance(n, str) and n in answering] if variable is not None else []
-    allowed = found.silent > 0 and (variable is None or any(str(n) in variable for n in names))
-    return [resolve(name, visible, some_silent=allowed and name not in hidden) for name in names]
+    shown = None if variable is None else {token.strip() for token in variable.split(",")}
+
+    def may_be_silent(name: int | str) -> bool:
+        return found.silent > 0 and name not in answering and (shown is None or name in shown)
+
+    return [resolve(name, visible, some_silent=may_be_silent(name)) for name in names]
 
 
 def cpu_devices(count: int) -> list[Device]:

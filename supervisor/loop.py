@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from gpupool.board import Board, SlotRecord, SlotWord, Word
 from gpupool.logs import LEVELS, Log
-from gpupool.spec import LogSpec, ModelSpec
+from gpupool.spec import LogSpec
 
 from . import commands as cmd
 from . import events as ev
@@ -53,10 +53,8 @@ _KILLS_S: Final = 30.0
 class Supervisor:
     """One pool's supervisor. `run` returns the exit code."""
 
-    def __init__(
-        self, config: Config, *, log: Log, instance: Instance, devices: Sequence[Device], models: Sequence[ModelSpec]
-    ) -> None:
-        self.config, self.log, self.models = config, log, tuple(models)
+    def __init__(self, config: Config, *, log: Log, instance: Instance, devices: Sequence[Device]) -> None:
+        self.config, self.log = config, log
         self.generation, self.last_reload_error = 1, None  # type: int, str | None
         self.devices = devices
         self._instance = instance
@@ -226,7 +224,7 @@ class Supervisor:
         near = cpus_of(device.bus, os.sched_getaffinity(0)) if device.bus else None
         spec = worker_spec_from(
             self.config, runtime=self._instance.runtime, slot=slot, incarnation=incarnation, token=self._token,
-            device=device, models=self.models, log=self.log_spec(), cpus=near,
+            device=device, log=self.log_spec(), cpus=near,
         )  # fmt: skip
         environment = {
             **thread_environment(self._threads(near), os.environ), **allocator_environment(self.config), **device.environment(),
@@ -245,7 +243,7 @@ class Supervisor:
     def _spawn_router(self, epoch: int, reason: str) -> None:
         spec = router_spec_from(
             self.config, runtime=self._instance.runtime, epoch=epoch, token=self._token, slots=len(self.devices),
-            models=self.models, log=self.log_spec(),
+            log=self.log_spec(),
         )  # fmt: skip
         self.children.spawn_router(spec, reason)
 
@@ -312,7 +310,7 @@ class Supervisor:
         books = await self.books()
         about = About(
             name=self.config.pool.name, pid=os.getpid(), started_at=self._started_at, started_mono=self._started_mono,
-            generation=self.generation, devices=self.devices, models=self.models, last_reload_error=self.last_reload_error,
+            generation=self.generation, devices=self.devices, models=self.config.specs, last_reload_error=self.last_reload_error,
         )  # fmt: skip
         views = [self.cards.view(n) if self.cards else {} for n in range(len(self.devices))]
         router = self.children.router
@@ -326,12 +324,11 @@ class Supervisor:
     def apply(self, config: Config) -> None:
         """Put a configuration into force everywhere that differs from the present one in live keys only."""
         self.config, self.generation, self.last_reload_error = config, self.generation + 1, None
-        self.models = config.specs
         self.log.set_level(LEVELS[config.logs.level])
         self._board.set(Word.LOG_LEVEL, self.log.level)
         self.feed(ev.PolicyChanged(policy_from(config)))
         r = config.router
-        batching = [asdict(m.batching) for m in self.models]
+        batching = [asdict(m.batching) for m in config.specs]
         self.children.tell_router({
             "t": "settings", "max_pending": r.max_pending, "max_pending_bytes": r.max_pending_bytes,
             "default_timeout_ms": r.default_timeout_ms, "policy": r.policy, "batching": batching,

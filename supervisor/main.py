@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from gpupool.config import log_spec, model_specs
+from gpupool.config import log_spec
 from gpupool.exits import Exit
 from gpupool.logs import Log, configure
 from gpupool.paths import RuntimeDir, find_runtime_dir
@@ -81,13 +81,12 @@ def _run(config: Config, log: Log) -> int:
     runtime = RuntimeDir(Path(config.pool.runtime_dir)) if config.pool.runtime_dir else find_runtime_dir(None)
     instance = Instance(runtime)
     try:
-        models = model_specs(config)
         devices = choose(
             config.pool.devices, os.environ, warn=lambda reason: log.event.warning("devices_passed_over", reason=reason)
         )
 
         async def main() -> int:
-            supervisor = Supervisor(config, log=log, instance=instance, devices=devices, models=models)
+            supervisor = Supervisor(config, log=log, instance=instance, devices=devices)
             gc.collect()
             gc.freeze()
             try:

@@ -58,7 +58,6 @@ class Pool:
         self.router = RouterLife()
         self.workers = Workers(slots, policy, router=self.router, rng=rng, gate=gate, out=self._out)
         self.slots = self.workers.slots
-        self.policy = policy
         self.capacity = Capacity(policy.degrade)
         self.ever_ready = False
         self.stop_asked_at: float | None = None
@@ -158,12 +157,17 @@ class Pool:
             case ev.StopAsked():
                 self._stop(now)
             case ev.PolicyChanged(policy):
-                self.policy = workers.policy = policy
+                workers.policy = policy
                 self.capacity.rules = policy.degrade
             case _:
                 assert_never(event)
 
     # What is asked about the pool.
+
+    @property
+    def policy(self) -> Policy:
+        """The rules in force."""
+        return self.workers.policy
 
     @property
     def ready_count(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from gpupool.config_forms import worker_count
 from gpupool.spec import BatchingSpec
 
 if TYPE_CHECKING:
@@ -65,8 +66,11 @@ def merged(old: Config, new: Config) -> Config:
 
 
 def contradictions(config: Config) -> list[str]:
-    """Say what in a merged configuration does not go together; each of its two halves was checked by itself."""
-    s, r, devices = config.supervision, config.router, config.pool.devices
+    """Say what in a merged configuration does not go together; each of its two halves was checked by itself.
+
+    Not config_checks over again: there a default gives way to what is written, here every value that is in force is as fixed as that.
+    """
+    s, r, workers = config.supervision, config.router, worker_count(config.pool.devices)
     found = []
     if s.heartbeat_timeout_s <= s.heartbeat_interval_s:
         found.append(
@@ -78,10 +82,8 @@ def contradictions(config: Config) -> list[str]:
             f"router.max_pending_bytes {r.max_pending_bytes} needs to be at least max_message_bytes, "
             f"which stays {r.max_message_bytes} until the pool starts anew"
         )
-    count = int(devices.removeprefix("cpu:")) if isinstance(devices, str) and devices.startswith("cpu:") else None
-    count = len(devices) if not isinstance(devices, str) else count
-    if count is not None and config.pool.min_ready > count:
-        found.append(f"pool.min_ready {config.pool.min_ready} is above the {count} devices of the running pool")
+    if workers is not None and config.pool.min_ready > workers:
+        found.append(f"pool.min_ready {config.pool.min_ready} is above the {workers} devices of the running pool")
     return found
 
 

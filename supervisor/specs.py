@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from gpupool.spec import LogSpec, MemorySpec, ModelSpec, RouterSpec, WorkerSpec
+from gpupool.spec import LogSpec, MemorySpec, RouterSpec, WorkerSpec
 
 from .capacity import DegradeRule
 from .liveness import LivenessPolicy
@@ -36,14 +36,12 @@ def policy_from(config: Config) -> Policy:
     )  # fmt: skip
 
 
-def router_spec_from(
-    config: Config, *, runtime: RuntimeDir, epoch: int, token: str, slots: int, models: Sequence[ModelSpec], log: LogSpec
-) -> RouterSpec:
+def router_spec_from(config: Config, *, runtime: RuntimeDir, epoch: int, token: str, slots: int, log: LogSpec) -> RouterSpec:
     """What the router is told."""
     r = config.router
     return RouterSpec(
         pool=config.pool.name, epoch=epoch, token=token, bind=tuple(r.bind), workers_endpoint=f"ipc://{runtime.workers}",
-        slots=slots, models=tuple(models), policy=r.policy, max_pending=r.max_pending, max_pending_bytes=r.max_pending_bytes,
+        slots=slots, models=config.specs, policy=r.policy, max_pending=r.max_pending, max_pending_bytes=r.max_pending_bytes,
         max_message_bytes=r.max_message_bytes, default_timeout_ms=r.default_timeout_ms, max_attempts=r.max_attempts, log=log,
     )  # fmt: skip
 
@@ -56,7 +54,6 @@ def worker_spec_from(
     incarnation: int,
     token: str,
     device: Device,
-    models: Sequence[ModelSpec],
     log: LogSpec,
     cpus: Collection[int] | None = None,
 ) -> WorkerSpec:
@@ -64,7 +61,7 @@ def worker_spec_from(
     s, m = config.supervision, config.memory
     return WorkerSpec(
         pool=config.pool.name, slot=slot, incarnation=incarnation, token=token, router_endpoint=f"ipc://{runtime.workers}",
-        device=device.torch_name, device_id=device.id, models=tuple(models), heartbeat_interval_s=s.heartbeat_interval_s,
+        device=device.torch_name, device_id=device.id, models=config.specs, heartbeat_interval_s=s.heartbeat_interval_s,
         load_timeout_s=s.load_timeout_s, batch_timeout_s=s.batch_timeout_s, max_message_bytes=config.router.max_message_bytes,
         search_path=(str(config.source.parent.absolute()),),
         memory=MemorySpec(m.limit_fraction), log=log,

@@ -56,3 +56,5 @@ def test_a_silent_card_may_be_named_by_its_uuid_and_a_hidden_one_may_not(monkeyp
         choose([whole[2].uuid], {"CUDA_VISIBLE_DEVICES": whole[0].uuid})
     with pytest.raises(DeviceTrouble, match="name UUIDs"):
         choose([0], {})
+    with pytest.raises(DeviceError, match="unknown"):  # the operator hides all but the first, the silent one too
+        choose([whole[0].uuid, silent], {"CUDA_VISIBLE_DEVICES": whole[0].uuid})
