@@ -158,9 +158,10 @@ class Probe:
         """Watch the cards that answer now; open NVML anew from time to time while one does not."""
         if self._reader is None:
             return
+        answering = frozenset(c.uuid for c in cards if not c.error)
         if self._watch is None:  # after the first reading: it names the cards that events are about
             self._watch = XidWatch(self._nvml, self._reader, self._on_event, self._on_watch_error)
-        answering = frozenset(c.uuid for c in cards if not c.error)
+            self._answering = answering  # it begins with them
         if answering != self._answering:
             self._answering = answering
             self._watch.renew()

@@ -23,6 +23,8 @@ _LAST_PAUSE_S: Final = 30.0
 _JOIN_S: Final = 2.0
 #: No XID, but the timeout that NVML reports as an error.
 _TIMEOUT: Final = 10
+#: Events that a set may still hold when it is let go of.
+_MAX_LEFT: Final = 64
 
 
 class XidWatch:
@@ -50,39 +52,53 @@ class XidWatch:
 
     def _run(self) -> None:
         pause = _FIRST_PAUSE_S
+        last: Any = None  # the set before: let go of only when its successor listens, so that no event falls between the two
         while True:
             self._poke.clear()
             if self._stopping:
-                return
+                return self._let_go(last)
+            worked = False
             try:
-                worked = self._watch()
+                events, cards = self._listen()
+                self._let_go(last)
+                last = events
+                self._wait(events, cards)
+                worked = cards > 0
             except self._nvml.NVMLError as e:
-                worked = False
                 self._on_error(str(e))
             self._poke.wait(pause)
             pause = _FIRST_PAUSE_S if worked else min(pause * 2, _LAST_PAUSE_S)
 
-    def _watch(self) -> bool:
-        """Make a set of all cards that answer and wait on it until it has to be made anew; False if there is nothing to wait for."""
+    def _listen(self) -> tuple[Any, int]:
+        """Make a set of all cards that answer; return it and how many those are."""
+        events = self._nvml.nvmlEventSetCreate()
+        return events, sum(self._register(uuid, handle, events) for uuid, handle in self._reader.cards())
+
+    def _wait(self, events: Any, cards: int) -> None:
+        """Tell of events until the set has to be made anew."""
         n = self._nvml
-        events = n.nvmlEventSetCreate()
-        try:
-            cards = [uuid for uuid, handle in self._reader.cards() if self._register(uuid, handle, events)]
-            while cards and not self._poke.is_set():
-                began = time.monotonic()
-                try:
-                    event = n.nvmlEventSetWait_v2(events, _WAIT_MS)
-                except n.NVMLError as e:
-                    if e.value != _TIMEOUT:
-                        raise
-                    if time.monotonic() - began < _WAIT_MS / 2000:  # a driver that does not wait must not make us spin
-                        self._poke.wait(_WAIT_MS / 1000)
-                else:
-                    self._tell(event)
-        finally:
-            with suppress(n.NVMLError):
-                n.nvmlEventSetFree(events)
-        return bool(cards)
+        while cards and not self._poke.is_set():
+            began = time.monotonic()
+            try:
+                event = n.nvmlEventSetWait_v2(events, _WAIT_MS)
+            except n.NVMLError as e:
+                if e.value != _TIMEOUT:
+                    raise
+                if time.monotonic() - began < _WAIT_MS / 2000:  # a driver that does not wait must not make us spin
+                    self._poke.wait(_WAIT_MS / 1000)
+            else:
+                self._tell(event)
+
+    def _let_go(self, events: Any) -> None:
+        """Tell what a set still holds, and free it. What its successor heard too is told twice, which harms nobody."""
+        if events is None:
+            return
+        n = self._nvml
+        with suppress(n.NVMLError):  # TIMEOUT when it is empty
+            for _ in range(_MAX_LEFT):
+                self._tell(n.nvmlEventSetWait_v2(events, 0))
+        with suppress(n.NVMLError):
+            n.nvmlEventSetFree(events)
 
     def _register(self, uuid: str, handle: Any, events: Any) -> bool:
         n = self._nvml

@@ -132,6 +132,22 @@ def test_an_xid_of_one_card_is_heard_while_another_is_lost(start: Start, cards: 
     assert hear(probe, cards, UUIDS[1], 94)["uuid"] == UUIDS[1]
 
 
+def test_no_xid_falls_between_two_sets_of_events(start: Start, cards: FakeCards) -> None:
+    probe = start(interval_s=0.05)
+    probe.card(UUIDS[0])
+    hear(probe, cards, UUIDS[1], 7)
+    sent = list(range(100, 140))
+
+    for xid in sent:  # the set is made anew whenever a card comes or goes
+        cards.say(f"gpu {UUIDS[0]} state={'gone' if xid % 2 else 'ok'}")
+        cards.say(f"event {UUIDS[1]} xid {xid}")
+        probe.card(UUIDS[0], lambda c, gone=bool(xid % 2): c["lost"] == gone)
+    probe.wait_for("xid", xid=sent[-1])
+
+    told = [m["xid"] for m in probe.messages if m["t"] == "xid" and m["xid"] != 7]
+    assert sorted(set(told)) == sent
+
+
 def test_what_a_card_lacks_is_null_and_a_name_that_is_no_text_is_shown_as_it_can_be(start: Start, cards: FakeCards) -> None:
     cards.say(b"gpu " + UUIDS[0].encode() + b' name="H200 \xff\xfe" remapped=none recovery=none ecc=none')
     for call in ("UtilizationRates", "PowerUsage", "CurrentClocksEventReasons", "CurrentClocksThrottleReasons"):
