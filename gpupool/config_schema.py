@@ -67,6 +67,8 @@ class Router(Table):
     max_pending: Count = 1000
     max_pending_bytes: Bytes = 268435456
     max_message_bytes: Annotated[int, Field(ge=1024, le=(1 << 31) - 1)] = 67108864
+    max_client_share: Share = 1.0
+    target_delay_ms: Annotated[float, Field(ge=0, le=86_400_000)] = 5000.0
     default_timeout_ms: Annotated[int, Field(ge=1, le=86_400_000)] = 30000
     max_attempts: Annotated[int, Field(ge=1, le=10)] = 2
     allow_plaintext: bool = False

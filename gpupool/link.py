@@ -37,6 +37,7 @@ class WorkFlag(IntFlag):
     NONE = 0
     MANY = 1  # the body is a list of samples
     ALONE = 2  # in a batch of its own: it is suspected of having killed a worker
+    URGENT = 4  # before all that waits: its client has nothing else here, and another one has much
 
 
 @dataclass(slots=True)

@@ -65,6 +65,8 @@ class RouterSpec:
     max_pending: int = 1000
     max_pending_bytes: int = 256 << 20
     max_message_bytes: int = 64 << 20
+    max_client_share: float = 1.0
+    target_delay_ms: float = 5000.0
     default_timeout_ms: int = 30000
     max_attempts: int = 2
     log: LogSpec = LogSpec()

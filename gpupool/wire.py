@@ -29,6 +29,7 @@ MAX_TIMEOUT_MS: Final = 7 * 24 * 3600 * 1000
 #: Samples in one `many` request.
 MAX_ROWS: Final = 65536
 DEFAULT_PRIORITY: Final = 5
+MAX_PRIORITY: Final = 9
 TYPES: Final = ("infer", "cancel", "ping", "info")
 _TEXTS: Final = (("model", MAX_NAME_BYTES), ("version", MAX_NAME_BYTES), ("key", MAX_KEY_BYTES), ("trace", MAX_KEY_BYTES))
 
@@ -109,8 +110,8 @@ def parse_header(frame: bytes) -> Header:
     if timeout_ms is not None and (type(timeout_ms) is not int or not 0 < timeout_ms <= MAX_TIMEOUT_MS):
         raise _refusal(raw, "timeout_ms", f"an integer from 1 to {MAX_TIMEOUT_MS}", request_id)
     priority = get("priority", DEFAULT_PRIORITY)
-    if type(priority) is not int or not 0 <= priority <= 9:
-        raise _refusal(raw, "priority", "an integer from 0 to 9", request_id)
+    if type(priority) is not int or not 0 <= priority <= MAX_PRIORITY:
+        raise _refusal(raw, "priority", f"an integer from 0 to {MAX_PRIORITY}", request_id)
     many = get("many", False)
     if type(many) is not bool:
         raise _refusal(raw, "many", "a boolean", request_id)

@@ -21,6 +21,9 @@ class Accounts:
         self.replied: Counter[str] = Counter()
         self.by_model: dict[str, Counter[str]] = {}  # the same by model; "" for what names none of ours
         self.undeliverable = 0  # replies whose client was gone or did not read
+        self.silenced = 0  # malformed messages of a connection that sends nothing else: not answered, so not accepted either
+        self.displaced = 0  # waiting requests that were refused to make room for a client with fewer
+        self.unretried = 0  # requests that their worker's death ended because the retry budget was used up
         self.late_results = 0  # results of requests that had been answered otherwise, or of nobody's
         self.redispatched: Counter[str] = Counter()
 

@@ -68,6 +68,10 @@ class Balance:
         else:
             heappop(self._heap)
 
+    def choose(self, workers: Iterable[Worker]) -> Worker | None:
+        """Return the best of these, whatever room they have; None of none."""
+        return min(workers, key=lambda w: (self._score(w), w.turn, w.slot), default=None)
+
     def _score(self, worker: Worker) -> float:
         if self.policy is Policy.ROUND_ROBIN:
             return 0.0

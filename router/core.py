@@ -23,7 +23,9 @@ from .commands import Command, Event, Quit, Reply, SendTickets, Tell
 from .dispatch import NO_WORKERS_RETRY_MS, Dispatch
 from .intake import Intake, Refused
 from .ledger import RETRY_MS, Ledger
+from .replies import client_name
 from .requests import Request, State
+from .tenants import MAX_CONNECTIONS, MAX_GARBAGE, Connection, Tenant
 
 #: A request is refused when the predicted wait exceeds the time it has by this factor: predictions are rough.
 CLEARLY: Final = 1.5
@@ -48,6 +50,8 @@ class Core:
         self.workers = Dispatch(spec, self.ledger)
         self._intake = Intake(spec)
         self.mode = Mode.OPEN
+        self.target_delay_s = spec.target_delay_ms / 1e3  # 0: no target
+        self._connections: dict[bytes, Connection] = {}
         self._drained_told = False
 
     def take_commands(self) -> list[Command]:
@@ -59,6 +63,7 @@ class Core:
 
     def message(self, client: bytes, message: Sequence[bytes], now: float) -> None:
         """A message has arrived from a client; `message` is what follows its routing id. Never raises."""
+        connection = self._connections.get(client) or self._connect(client)
         delimiter, frames = split_delimiter(message)
         header: Header | None = None
         try:
@@ -66,55 +71,90 @@ class Core:
                 raise WireError("the message has no header frame")
             header = parse_header(frames[0])
             if header.type == "infer":
-                self._infer(client, header, frames[1:], now, delimiter=delimiter)
+                self._infer(client, connection.tenant, header, frames[1:], now, delimiter=delimiter)
             elif header.type == "cancel":
                 self._cancel(client, header, now)
             else:
                 body = self._intake.info() if header.type == "info" else b""
                 reply = self.ledger.replies.answered(client, delimiter=delimiter, request_id=header.id, body=body)
                 self.ledger.commands.append(Reply(reply, {}))
+            connection.garbage = 0
         except WireError as e:
-            self._refuse(client, e, header, frames, delimiter=delimiter)
+            if e.code is ErrorCode.BAD_REQUEST and self._is_garbage(client, connection):
+                self.ledger.accounts.silenced += 1
+            else:
+                self._refuse(client, e, header, frames, delimiter=delimiter)
         except Exception:  # a fault of ours in one message must not cost the others theirs
             self.ledger.commands.append(Event("error", "message_failed", {"traceback": traceback.format_exc()}))
             mine = Refused("the router failed on this message", ErrorCode.INTERNAL, header.id if header else None)
             self._refuse(client, mine, header, frames, delimiter=delimiter)
 
-    def _infer(self, client: bytes, header: Header, frames: Sequence[bytes], now: float, *, delimiter: bool) -> None:
+    def _connect(self, client: bytes) -> Connection:
+        """Know a connection from its first message on."""
+        if len(self._connections) >= MAX_CONNECTIONS:
+            self._connections.pop(next(iter(self._connections)))  # what it has open knows its tenant
+        connection = self._connections[client] = Connection(Tenant())
+        return connection
+
+    def _is_garbage(self, client: bytes, connection: Connection) -> bool:
+        """Count a malformed message; whether it is one too many in a row, and not to be answered any more."""
+        connection.garbage += 1
+        if connection.garbage == MAX_GARBAGE + 1:
+            fields = {"client": client_name(client), "malformed": connection.garbage}
+            self.ledger.commands.append(Event("warning", "client_silenced", fields))
+        return connection.garbage > MAX_GARBAGE
+
+    def _infer(
+        self, client: bytes, tenant: Tenant, header: Header, frames: Sequence[bytes], now: float, *, delimiter: bool
+    ) -> None:
         ledger, workers = self.ledger, self.workers
-        request = self._intake.admit(client, header, frames, now, delimiter=delimiter)
+        request = self._intake.admit(client, tenant, header, frames, now, delimiter=delimiter)
         if (client, request.id) in ledger.open:
             raise Refused("a request with this id is already open", ErrorCode.BAD_REQUEST, request.id, field="id")
         if self.mode is not Mode.OPEN or (workers.fleet.held and workers.fleet.all_held):
             raise Refused("the pool takes no new requests", ErrorCode.DRAINING, request.id)
-        if len(ledger.poison) and ledger.poison.holds(request.model, frames, now):
-            text = "this request has killed workers and is refused for a while"
+        if len(ledger.poison) and (name := ledger.poison.holds(request.model, frames, now)):
+            text = f"this request has killed workers and is refused for a while (hash {name})"
             raise Refused(text, ErrorCode.POISON, request.id)
         if not workers.fleet.by_slot and workers.hopeless:
             text = "no worker is ready"
             raise Refused(text, ErrorCode.NO_WORKERS, request.id, retry_after_ms=NO_WORKERS_RETRY_MS)
         backlog = ledger.backlog
         if backlog or ledger.suspects:
-            if ledger.full_for(request.size):
+            if ledger.full_for(request):
                 self._make_room(request, now)
             # The cheap comparison first: the prediction itself is for backlogs that may be too long.
             if backlog.rows > workers.forecast.rows_per_s * (request.deadline - now) > 0.0:
                 self._foresee(request, now)
+            if request.patient and backlog.waited_s(tenant, request.priority, now) > self.target_delay_s > 0.0:
+                self._end_standing_queue(request)
         ledger.accept(request)
 
     def _make_room(self, request: Request, now: float) -> None:
-        """Send off what came in the same drain; refuse the request if that does not help."""
+        """Send off what came in the same drain, or refuse what a heavier client has waiting; refuse the request if nothing helps."""
         self.workers.dispatch(now)
-        if full := self.ledger.full_for(request.size):
-            wait_s = self.workers.wait_s(request.priority)
-            raise Refused(full, ErrorCode.OVERLOADED, request.id, retry_after_ms=_retry_ms(wait_s))
+        if full := self.ledger.make_room(request, now):
+            raise self._overloaded(full, request)
 
     def _foresee(self, request: Request, now: float) -> None:
         """Refuse a request whose deadline cannot be met."""
-        wait_s = self.workers.wait_s(request.priority)
+        wait_s = self.workers.wait_s(request.tenant, request.priority)
         if wait_s > CLEARLY * (request.deadline - now):
-            text = f"the deadline cannot be met: about {wait_s:.1f} s of work are waiting"
-            raise Refused(text, ErrorCode.OVERLOADED, request.id, retry_after_ms=_retry_ms(wait_s))
+            raise self._overloaded(f"the deadline cannot be met: about {wait_s:.1f} s of work are waiting", request)
+
+    def _end_standing_queue(self, request: Request) -> None:
+        """Refuse a request that named no deadline while its client's queue stands: a burst is taken, but later ones wait elsewhere.
+
+        As in CoDel (Nichols and Jacobson, 2012) the measure is the time that the head has waited, not the length; unlike there nothing
+        that waits is dropped, since each was promised an answer.
+        """
+        if self.workers.fleet.usable:  # with nobody to work, waiting says nothing about the load
+            text = f"requests of this client have waited {self.target_delay_s:g} s; send a timeout to wait longer"
+            raise self._overloaded(text, request)
+
+    def _overloaded(self, text: str, request: Request) -> Refused:
+        wait_s = self.workers.wait_s(request.tenant, request.priority)
+        return Refused(text, ErrorCode.OVERLOADED, request.id, retry_after_ms=_retry_ms(wait_s))
 
     def _cancel(self, client: bytes, header: Header, now: float) -> None:
         if header.id is None:
@@ -192,17 +232,25 @@ class Core:
         """
         policy = Policy(values.get("policy", self.workers.balance.policy))
         self.workers.balance.policy = policy
-        self.ledger.set_bounds(max_pending=values.get("max_pending"), max_pending_bytes=values.get("max_pending_bytes"))
+        self.ledger.bounds.set(
+            max_pending=values.get("max_pending"), max_pending_bytes=values.get("max_pending_bytes"),
+            client_share=values.get("max_client_share"),
+        )  # fmt: skip
+        self.target_delay_s = values.get("target_delay_ms", 1e3 * self.target_delay_s) / 1e3
         if timeout_ms := values.get("default_timeout_ms"):
             self._intake.default_timeout_s = timeout_ms / 1e3
         if batching := values.get("batching"):
             self.workers.fleet.set_max_queue(min(model["max_queue"] for model in batching))
 
+    def clear_poison(self, prefix: str) -> int:
+        """Let contents pass again whose hash begins so, all with ""; returns how many."""
+        return self.ledger.poison.clear(prefix)
+
     def undelivered(self, count: int = 1) -> None:
         """Replies could not be brought to their clients."""
         self.ledger.accounts.undeliverable += count
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self, now: float) -> dict[str, Any]:
         """Return the books. They balance: accepted == replied + pending + in flight."""
         ledger, accounts = self.ledger, self.ledger.accounts
         state = "starting" if self.mode is Mode.OPEN and not self.workers.joined_ever else str(self.mode)
@@ -211,7 +259,8 @@ class Core:
             "replied_total": dict(accounts.replied),
             "replied_by_model": {model: dict(codes) for model, codes in accounts.by_model.items()}, "undeliverable_total": accounts.undeliverable,
             "late_results_total": accounts.late_results, "redispatched_total": dict(accounts.redispatched),
-            "poisoned": len(ledger.poison),
+            "silenced_total": accounts.silenced, "displaced_total": accounts.displaced, "unretried_total": accounts.unretried,
+            "poisoned": len(ledger.poison), "poison": ledger.poison.shown(self._intake.names, now),
             "workers": {w.slot: w.rows for w in self.workers.fleet.by_slot.values()},
         }  # fmt: skip
 

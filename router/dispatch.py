@@ -19,8 +19,11 @@ from .forecast import Forecast
 from .ledger import Death, Ledger
 from .replies import RETRYABLE
 from .requests import Request, State
+from .tenants import Tenant
 from .workers import Fleet, Worker
 
+#: Places at workers for each tenant that waits, from which on one that has none is let past those that have several.
+FLOOD: Final = 4
 #: Infrastructure errors in a row after which a worker is reported for replacement.
 MAX_FAILURES: Final = 5
 NO_WORKERS_RETRY_MS: Final = 1000
@@ -149,12 +152,12 @@ class Dispatch:
             return
         if ledger.suspects.reserved is worker:
             ledger.suspects.reserved = None
-        death = Death(slot, running, blame, kind)
-        returned = ledger.mourn(worker.outstanding.values(), death, now)
+        outstanding = [request for ticket in list(worker.outstanding) if (request := worker.take_back(ticket)) is not None]
+        returned = ledger.mourn(outstanding, Death(slot, running, blame, kind), now)
         self._no_room = False
         self._event(
             "warning" if blame else "info", "worker_lost", worker=slot, incarnation=incarnation, reason=reason, blame=blame,
-            outstanding=len(worker.outstanding), returned=returned,
+            outstanding=len(outstanding), returned=returned,
         )  # fmt: skip
 
     def hold(self, slot: int) -> None:
@@ -184,7 +187,7 @@ class Dispatch:
     def expect(self, ready: int, coming: int, admission: float = 1.0) -> None:
         """How many workers are ready by now, how many may yet become so, and what share of the backlog's bounds is in force."""
         self._ready, self._coming = ready, coming
-        self._ledger.set_bounds(admission=admission)
+        self._ledger.bounds.set(share=admission)
 
     def observe(self, readings: Sequence[Reading], now: float) -> None:
         """Take over what the board says; worth doing every few milliseconds under load."""
@@ -199,9 +202,9 @@ class Dispatch:
         """Whether nobody is there to run anything, and waiting would be in vain."""
         return not self.fleet.registered and not self._ready and (not self.joined_ever or not self._coming)
 
-    def wait_s(self, priority: int) -> float:
-        """How long a newcomer of this priority would wait at the least; 0 when unknown."""
-        return self.forecast.wait_s(self._ledger.backlog, self.fleet.usable, priority)
+    def wait_s(self, tenant: Tenant, priority: int) -> float:
+        """How long a newcomer of this tenant and priority would wait at the least; 0 when unknown."""
+        return self.forecast.wait_s(self._ledger.backlog, self.fleet.usable, tenant, priority)
 
     # Sending
 
@@ -210,27 +213,46 @@ class Dispatch:
         ledger, backlog = self._ledger, self._ledger.backlog
         if ledger.suspects or ledger.suspects.reserved:
             self._dispatch_suspect(now)
-        if not backlog or self._no_room:
+        if not backlog:
             return
         balance, reserved = self.balance, ledger.suspects.reserved
-        balance.begin(w for w in self.fleet.usable if w is not reserved)
+        candidates = [w for w in self.fleet.usable if w is not reserved] if reserved else self.fleet.usable
         parcels: dict[bytes, list[Request]] = {}
+        if not self._no_room:
+            balance.begin(candidates)
         while backlog:
-            worker = balance.best()
-            if worker is None:
+            worker = None if self._no_room else balance.best()
+            if worker is not None:
+                request = backlog.pop()
+            else:
                 self._no_room = True
-                break
-            request = backlog.pop()
+                worker = self._ahead_of_flood(candidates)
+                if worker is None:
+                    break
+                request = backlog.pop()
+                request.flags |= WorkFlag.URGENT
             if request.deadline <= now:
                 ledger.finish(request, ErrorCode.DEADLINE_EXCEEDED, now, message="time ran out before any worker was free")
                 continue
             self._send(request, worker, now)
-            balance.given(worker)
+            if not self._no_room:
+                balance.given(worker)
             if (parcel := parcels.get(worker.peer)) is None:
                 parcels[worker.peer] = [request]
             else:
                 parcel.append(request)
         ledger.commands += [SendWork(peer, requests) for peer, requests in parcels.items()]
+
+    def _ahead_of_flood(self, workers: Sequence[Worker]) -> Worker | None:
+        """Find a worker, all being full, that takes the next request before what waits there.
+
+        That is for a tenant with nothing at any worker, while what they hold would give each that waits several places: fair turns here
+        would else still cost it the batch that a flood has waiting at the worker.
+        """
+        backlog = self._ledger.backlog
+        if len(backlog.tenants) * FLOOD > sum(w.room for w in workers) or backlog.head().tenant.outstanding:
+            return None
+        return self.balance.choose(w for w in workers if w.rows < w.room + w.batch_limit // 2)
 
     def settle(self, now: float) -> None:
         """Answer what nobody will ever run, and report held workers that have finished."""

@@ -12,6 +12,7 @@ from typing import Final
 from gpupool.link import Result
 
 from .backlog import Backlog
+from .tenants import Tenant
 from .workers import Worker
 
 #: Weight of a new batch in the smoothed duration of a worker's batches.
@@ -35,8 +36,8 @@ class Forecast:
         known = all(w.batch_s for w in workers)
         self.rows_per_s = sum(w.batch_limit / w.batch_s for w in workers) if known else 0.0
 
-    def wait_s(self, backlog: Backlog, workers: Sequence[Worker], priority: int) -> float:
-        """Return how long a newcomer of this priority would wait; 0 when unknown."""
+    def wait_s(self, backlog: Backlog, workers: Sequence[Worker], tenant: Tenant, priority: int) -> float:
+        """Return how long a newcomer of this tenant and priority would wait; 0 when unknown."""
         if not self.rows_per_s:
             return 0.0
-        return (backlog.rows_ahead(priority) + sum(w.rows for w in workers)) / self.rows_per_s
+        return (backlog.rows_ahead(tenant, priority) + sum(w.rows for w in workers)) / self.rows_per_s

@@ -14,6 +14,7 @@ from gpupool.spec import RouterSpec
 from gpupool.wire import MAX_BUFFERS, MAX_ROWS, VERSION, Header, RequestId, WireError, row_count
 
 from .requests import Request
+from .tenants import Tenant
 
 
 class Refused(WireError):
@@ -37,7 +38,8 @@ class Intake:
 
     def __init__(self, spec: RouterSpec) -> None:
         self._spec = spec
-        self._models = {m.name: i for i, m in enumerate(spec.models)}
+        self.names = [m.name for m in spec.models]
+        self._models = {name: i for i, name in enumerate(self.names)}
         self._sequence = 0
         self.default_timeout_s = spec.default_timeout_ms / 1e3
 
@@ -47,7 +49,9 @@ class Intake:
             return self._spec.models[0].name
         return header.model if header.model in self._models else ""
 
-    def admit(self, client: bytes, header: Header, frames: Sequence[bytes], now: float, *, delimiter: bool) -> Request:
+    def admit(
+        self, client: bytes, tenant: Tenant, header: Header, frames: Sequence[bytes], now: float, *, delimiter: bool
+    ) -> Request:
         """Make the request of an `infer` message; `frames` are body and buffers.
 
         Raises:
@@ -77,10 +81,12 @@ class Intake:
                 e.request_id = request_id
                 raise
         self._sequence += 1
+        patient = header.timeout_ms is None
         timeout_s = self.default_timeout_s if header.timeout_ms is None else header.timeout_ms / 1e3
+        priority = min(header.priority, tenant.max_priority)
         return Request(
-            client, self.new_id() if request_id is None else request_id, self._sequence, now, now + timeout_s, frames, size,
-            delimiter=delimiter, model=model, flags=flags, rows=rows, priority=header.priority, retry=header.retry,
+            client, tenant, self.new_id() if request_id is None else request_id, self._sequence, now, now + timeout_s, frames, size,
+            delimiter=delimiter, model=model, flags=flags, rows=rows, priority=priority, retry=header.retry, patient=patient,
         )  # fmt: skip
 
     def new_id(self) -> str:

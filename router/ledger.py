@@ -16,12 +16,14 @@ from gpupool.spec import RouterSpec
 from gpupool.wire import RequestId
 
 from .accounts import Accounts
+from .admission import Bounds
 from .backlog import Backlog
-from .commands import Command
+from .commands import Command, Event
 from .deadlines import Deadlines
 from .poison import Poison
 from .replies import Replies
 from .requests import Request, State
+from .retry_budget import RetryBudget
 from .suspects import Suspects
 
 #: When to come again if no estimate can be made.
@@ -46,15 +48,18 @@ class Ledger:
     def __init__(self, spec: RouterSpec) -> None:
         self._max_attempts = spec.max_attempts
         self._names = [m.name for m in spec.models]
-        self.max_pending = spec.max_pending
-        self.max_pending_bytes = spec.max_pending_bytes
-        self._admission = 1.0  # share of these bounds in force: with fewer workers the same backlog would wait longer
-        self.set_bounds()
         self.commands: list[Command] = []
         self.open: dict[tuple[bytes, RequestId], Request] = {}
         self.accounts = Accounts()
         self.backlog = Backlog()
         self.suspects = Suspects()
+        self.bounds = Bounds(
+            self.backlog,
+            max_pending=spec.max_pending,
+            max_pending_bytes=spec.max_pending_bytes,
+            client_share=spec.max_client_share,
+        )
+        self._retries = RetryBudget(spec.slots * max(m.batching.max_batch for m in spec.models))
         self.deadlines = Deadlines()
         self.poison = Poison()
         self.replies = Replies(spec.models)
@@ -64,23 +69,28 @@ class Ledger:
         """Requests that wait in the router."""
         return len(self.backlog) + len(self.suspects)
 
-    def set_bounds(
-        self, *, max_pending: int | None = None, max_pending_bytes: int | None = None, admission: float | None = None
-    ) -> None:
-        """Change the bounds of what may wait, or the share of them in force; what is not given stays."""
-        self.max_pending = self.max_pending if max_pending is None else max_pending
-        self.max_pending_bytes = self.max_pending_bytes if max_pending_bytes is None else max_pending_bytes
-        self._admission = self._admission if admission is None else admission
-        self._limit = max(1, int(self.max_pending * self._admission))
-        self._bytes_limit = int(self.max_pending_bytes * self._admission)
+    def full_for(self, request: Request) -> str | None:
+        """Say which bound a newcomer would break."""
+        return self.bounds.full_for(request.tenant, request.size, len(self.suspects))
 
-    def full_for(self, size: int) -> str | None:
-        """Say which bound a newcomer of this size would break. An empty backlog takes any message that is allowed at all."""
-        backlog = self.backlog
-        if len(backlog) + len(self.suspects) >= self._limit:
-            return f"{self._limit} requests are waiting, which is the limit"
-        if backlog.size_bytes + size > self._bytes_limit and backlog:
-            return f"{backlog.size_bytes} bytes are waiting, the limit is {self._bytes_limit}"
+    def make_room(self, request: Request, now: float) -> str | None:
+        """Say which bound a newcomer would break when nobody has to give way to it.
+
+        As long as one tenant holds more of the queue than the newcomer's would, that one's last request is refused in its place: who
+        floods starves nobody but itself (dropping from the longest queue, as in McKenney's fairness queueing, 1990).
+        """
+        bounds, tenant = self.bounds, request.tenant
+        while full := bounds.full_for(tenant, request.size, len(self.suspects)):
+            if own := bounds.full_alone(tenant, request.size):
+                return own
+            heaviest = bounds.heavier_than(tenant, request.size)
+            if heaviest is None:
+                return full
+            last = self.backlog.last_of(heaviest)
+            self.backlog.remove(last)
+            self.accounts.displaced += 1
+            text = "the queue is full, and most of it is this client's"
+            self.finish(last, ErrorCode.OVERLOADED, now, message=text, retry_after_ms=RETRY_MS)
         return None
 
     def accept(self, request: Request) -> None:
@@ -143,15 +153,25 @@ class Ledger:
                 if death.blame:
                     request.deaths += 1
                     request.died_on = death.slot
-            if not self._ends_with(request, now):
+                ran_to_death = death.blame
+            else:
+                ran_to_death = False
+            if not self._ends_with(request, now, again=ran_to_death):
                 back.append(request)
         self._requeue(back, now, death.kind)
         return len(back)
 
-    def _ends_with(self, request: Request, now: float) -> bool:
-        """Answer a request that came back from a dead worker and may not be sent again."""
+    def _ends_with(self, request: Request, now: float, *, again: bool) -> bool:
+        """Answer a request that came back from a dead worker and may not be sent again; `again`: it would run a second time."""
         if request.deaths >= POISON_DEATHS:
-            self.poison.add(request.model, request.frames, now)
+            name = self.poison.add(request.model, request.frames, now, deaths=request.deaths)
+            fields = {
+                "hash": name,
+                "model": self._names[request.model],
+                "input_bytes": request.size,
+                "worker_deaths": request.deaths,
+            }
+            self.commands.append(Event("error", "request_poisoned", fields))
             text = f"{request.deaths} workers died while they ran this request; it is refused for a while"
             self.finish(request, ErrorCode.POISON, now, message=text)
         elif request.deadline <= now:
@@ -162,6 +182,10 @@ class Ledger:
         elif request.attempts >= self._max_attempts:
             text = f"the worker died, {request.attempts} of {self._max_attempts} attempts are used"
             self.finish(request, ErrorCode.WORKER_LOST, now, message=text)
+        elif again and not self._retries.take(self.accounts.replied["ok"], now):
+            self.accounts.unretried += 1
+            text = "the worker died, and so many requests were run again of late that no more are"
+            self.finish(request, ErrorCode.WORKER_LOST, now, message=text, retry_after_ms=RETRY_MS)
         else:
             return False
         return True
@@ -180,11 +204,10 @@ class Ledger:
         self.backlog.restore(fresh)
         self.suspects.add(suspects)
         for _ in range(len(fresh) + len(suspects)):
-            too_many = self.pending > self.max_pending
-            too_large = self.backlog.size_bytes > self.max_pending_bytes and len(self.backlog) > 1
-            if not (too_many or too_large):
+            if not self.bounds.overrun(len(self.suspects)):
                 return
-            last = self.backlog.pop_last() if self.backlog else self.suspects.pop_last()
+            last = self.backlog.last_of(self.bounds.heaviest()) if self.backlog else self.suspects.last()
+            self.withdraw(last)
             text = "requests came back from a worker and the backlog is full"
             self.finish(last, ErrorCode.OVERLOADED, now, message=text, retry_after_ms=RETRY_MS)
 

@@ -255,7 +255,11 @@ class Router:
             case "undrain":
                 core.undrain()
             case "stats":
-                self._tell({"t": "stats", "n": m["n"], "bind": self._bound, **core.stats()})
+                self._tell({"t": "stats", "n": m["n"], "bind": self._bound, **core.stats(now)})
+            case "clear_poison":
+                cleared = core.clear_poison(m["prefix"])
+                self._log.event.info("poison_cleared", prefix=m["prefix"], cleared=cleared)
+                self._tell({"t": "answer", "n": m["n"], "cleared": cleared})
             case "stop":
                 core.stop(now)
                 self._ask_turn()
@@ -311,7 +315,7 @@ class Router:
         drain(self._clients, self._core.message, now, max_messages=4 * _TURN_MESSAGES, max_bytes=4 * _TURN_BYTES)
         self._act(now)
         self._core.undelivered(self._outbox.flush(lambda frames: send(self._clients, frames), now))
-        self._log.event.info("router_stopped", unsent=len(self._outbox), **self._core.stats())
+        self._log.event.info("router_stopped", unsent=len(self._outbox), **self._core.stats(now))
         self._clients.close(_LINGER_MS)
         self._workers.close(0)
         self._context.term()

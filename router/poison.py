@@ -9,10 +9,25 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 TTL_S: Final = 3600.0
 MAX_ENTRIES: Final = 1024
+#: Entries that are shown at a time; the newest count.
+MAX_SHOWN: Final = 50
+
+
+@dataclass(slots=True)
+class Entry:
+    """One content. `since` and `until` are monotonic seconds."""
+
+    since: float
+    until: float
+    model: int
+    size_bytes: int
+    deaths: int
+    refused: int = 0
 
 
 class Poison:
@@ -21,32 +36,62 @@ class Poison:
     def __init__(self, *, ttl_s: float = TTL_S, max_entries: int = MAX_ENTRIES) -> None:
         self._ttl_s = ttl_s
         self._max_entries = max_entries
-        self._entries: dict[bytes, tuple[float, tuple[int, int]]] = {}  # (until, shape), in order of expiry
+        self._entries: dict[bytes, Entry] = {}  # in order of expiry
         self._shapes: Counter[tuple[int, int]] = Counter()  # (model, bytes)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, model: int, frames: Sequence[bytes], now: float) -> None:
-        """Refuse this content from now on."""
+    def add(self, model: int, frames: Sequence[bytes], now: float, *, deaths: int = 0) -> str:
+        """Refuse this content from now on; returns its hash as people see it."""
         key, shape = _digest(model, frames), _shape(model, frames)
         self._forget(key)
         while len(self._entries) >= self._max_entries:
             self._forget(next(iter(self._entries)))
-        self._entries[key] = now + self._ttl_s, shape
+        self._entries[key] = Entry(now, now + self._ttl_s, *shape, deaths)
         self._shapes[shape] += 1
+        return key.hex()
 
-    def holds(self, model: int, frames: Sequence[bytes], now: float) -> bool:
-        """Whether this content is refused."""
-        while self._entries and next(iter(self._entries.values()))[0] <= now:
+    def holds(self, model: int, frames: Sequence[bytes], now: float) -> str | None:
+        """Return the hash of this content if it is refused."""
+        self._expire(now)
+        if _shape(model, frames) not in self._shapes:
+            return None
+        entry = self._entries.get(key := _digest(model, frames))
+        if entry is None:
+            return None
+        entry.refused += 1
+        return key.hex()
+
+    def shown(self, names: Sequence[str], now: float) -> list[dict[str, Any]]:
+        """Return the newest entries for people, the newest first; `names` are the models'."""
+        self._expire(now)
+        newest = list(self._entries.items())[-MAX_SHOWN:]
+        return [
+            {
+                "hash": key.hex(), "model": names[e.model], "input_bytes": e.size_bytes, "worker_deaths": e.deaths,
+                "age_s": round(now - e.since, 3), "expires_in_s": round(e.until - now, 3), "refused": e.refused,
+            }
+            for key, e in reversed(newest)
+        ]  # fmt: skip
+
+    def clear(self, prefix: str = "") -> int:
+        """Let contents pass again whose hash begins so; all without. Returns how many."""
+        found = [key for key in self._entries if key.hex().startswith(prefix)]
+        for key in found:
+            self._forget(key)
+        return len(found)
+
+    def _expire(self, now: float) -> None:
+        while self._entries and next(iter(self._entries.values())).until <= now:
             self._forget(next(iter(self._entries)))
-        return _shape(model, frames) in self._shapes and _digest(model, frames) in self._entries
 
     def _forget(self, key: bytes) -> None:
         if entry := self._entries.pop(key, None):
-            self._shapes[entry[1]] -= 1
-            if not self._shapes[entry[1]]:
-                del self._shapes[entry[1]]
+            shape = entry.model, entry.size_bytes
+            self._shapes[shape] -= 1
+            if not self._shapes[shape]:
+                del self._shapes[shape]
 
 
 def _shape(model: int, frames: Sequence[bytes]) -> tuple[int, int]:

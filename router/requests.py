@@ -11,6 +11,8 @@ from typing import Final
 
 from gpupool.wire import RequestId
 
+from .tenants import Tenant
+
 #: No slot has this number: the request has killed no worker yet.
 NO_SLOT: Final = -1
 
@@ -28,12 +30,13 @@ class Request:
 
     __slots__ = (
         "arrived", "attempts", "client", "deadline", "deaths", "delimiter", "died_on", "flags", "frames", "id", "model",
-        "priority", "retry", "rows", "sent", "sequence", "size", "slot", "state", "ticket", "timeout_s",
+        "patient", "priority", "retry", "rows", "sent", "sequence", "size", "slot", "state", "tenant", "ticket", "timeout_s",
     )  # fmt: skip
 
     def __init__(
         self,
         client: bytes,
+        tenant: Tenant,
         request_id: RequestId,
         sequence: int,
         arrived: float,
@@ -47,8 +50,10 @@ class Request:
         rows: int = 1,
         priority: int = 5,
         retry: bool = True,
+        patient: bool = False,
     ) -> None:
         self.client = client
+        self.tenant = tenant
         self.id = request_id
         self.sequence = sequence  # order of arrival in this router
         self.arrived = arrived
@@ -61,6 +66,7 @@ class Request:
         self.rows = rows
         self.priority = priority
         self.retry = retry
+        self.patient = patient  # named no deadline of its own
         self.state = State.PENDING
         self.ticket = 0  # of its latest dispatch
         self.slot = NO_SLOT  # where it was last sent

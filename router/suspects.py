@@ -37,9 +37,9 @@ class Suspects:
         """Take out a request; False when it does not wait here."""
         return self._waiting.pop(request.sequence, None) is not None
 
-    def pop_last(self) -> Request:
-        """Take out the one that arrived last; KeyError when none waits."""
-        return self._waiting.popitem(last=True)[1]
+    def last(self) -> Request:
+        """Return the one that arrived last; StopIteration when none waits."""
+        return next(reversed(self._waiting.values()))
 
     def returned(self, request: Request) -> None:
         """Note that a ticket came back: perhaps that of the suspect that ran."""

@@ -49,14 +49,18 @@ class Worker:
 
     def give(self, request: Request) -> None:
         """Note that a request is sent."""
+        rows = request.rows or 1
         self.outstanding[request.ticket] = request
-        self.rows += max(1, request.rows)
+        self.rows += rows
+        request.tenant.outstanding += rows
 
     def take_back(self, ticket: int) -> Request | None:
         """Note that a ticket is done with, and return its request; None for one that it does not have."""
         request = self.outstanding.pop(ticket, None)
         if request is not None:
-            self.rows -= max(1, request.rows)
+            rows = request.rows or 1
+            self.rows -= rows
+            request.tenant.outstanding -= rows
         return request
 
 

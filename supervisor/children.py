@@ -19,8 +19,8 @@ from .oom import CAUSE as OOM_CAUSE
 from .oom import OomWatch
 from .process import Child, Loop, raise_oom_score
 
-#: The router's last books are shown when it does not answer within this time.
-_BOOKS_TIMEOUT_S: Final = 0.3
+#: How long the router may take to answer; its last books are shown when it does not.
+_ROUTER_TIMEOUT_S: Final = 0.3
 #: Workers hold the models and grow: the kernel's OOM killer shall take one of them, not the router, and never us first.
 _OOM_SCORE: Final = {"worker": 500, "router": 300}
 
@@ -53,8 +53,8 @@ class Children:
         self._oom = OomWatch()
         self.last_books: dict[str, Any] = {}
         self.last_books_at: float | None = None
-        self._books_asked = 0
-        self._books_waiters: dict[int, asyncio.Future[None]] = {}
+        self._asked = 0
+        self._waiters: dict[int, asyncio.Future[Message]] = {}  # for the router's answers
 
     def look(self, now: float) -> None:
         """Note what the kernel's OOM killer has done by now, so that the next death can be told from it."""
@@ -139,17 +139,23 @@ class Children:
 
     async def books(self) -> dict[str, Any]:
         """The router's books: fresh if it gives them in time, else its last ones."""
-        self._books_asked += 1
-        n = self._books_asked
-        if self.tell_router({"t": "stats", "n": n}):
-            waiter = self._books_waiters[n] = asyncio.get_running_loop().create_future()
-            try:
-                await asyncio.wait_for(waiter, _BOOKS_TIMEOUT_S)
-            except (TimeoutError, asyncio.CancelledError):
-                self._log.event.warning("router_books_late", timeout_s=_BOOKS_TIMEOUT_S)
-            finally:
-                del self._books_waiters[n]
+        await self.ask_router("stats")
         return self.last_books
+
+    async def ask_router(self, kind: str, **fields: Any) -> Message | None:
+        """Send the router a question and return its answer; None when there is none in time."""
+        self._asked += 1
+        n = self._asked
+        if not self.tell_router({"t": kind, "n": n, **fields}):
+            return None
+        waiter = self._waiters[n] = asyncio.get_running_loop().create_future()
+        try:
+            return await asyncio.wait_for(waiter, _ROUTER_TIMEOUT_S)
+        except (TimeoutError, asyncio.CancelledError):
+            self._log.event.warning("router_answer_late", question=kind, timeout_s=_ROUTER_TIMEOUT_S)
+            return None
+        finally:
+            del self._waiters[n]
 
     # What comes from them.
 
@@ -159,7 +165,7 @@ class Children:
             child.cause = OOM_CAUSE
         if isinstance(whose, int):
             self.router = None
-            for waiter in self._books_waiters.values():
+            for waiter in self._waiters.values():
                 waiter.cancel()
             self._feed(ev.RouterExited(whose, child.exit(), self._router_message))
             return
@@ -201,10 +207,15 @@ class Children:
                 self._feed(ev.RouterDrained())
             case "stats":
                 self.last_books, self.last_books_at = m, time.monotonic()
-                if (waiter := self._books_waiters.get(m["n"])) and not waiter.done():
-                    waiter.set_result(None)
+                self._answered(m)
+            case "answer":
+                self._answered(m)
             case kind:
                 self._log.event.warning("unknown_message", source="router", kind=kind)
+
+    def _answered(self, m: Message) -> None:
+        if (waiter := self._waiters.get(m["n"])) and not waiter.done():
+            waiter.set_result(m)
 
     def _on_worker_message(self, slot: int, incarnation: int, m: Message) -> None:
         match m.get("t"):

@@ -331,6 +331,7 @@ class Supervisor:
         batching = [asdict(m.batching) for m in config.specs]
         self.children.tell_router({
             "t": "settings", "max_pending": r.max_pending, "max_pending_bytes": r.max_pending_bytes,
+            "max_client_share": r.max_client_share, "target_delay_ms": r.target_delay_ms,
             "default_timeout_ms": r.default_timeout_ms, "policy": r.policy, "batching": batching,
         })  # fmt: skip
         self.children.tell_workers({"t": "settings", "batching": batching})

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 #: Keys that take effect at once, as prefixes of the key path. All others are named in the answer as needing a restart.
 LIVE: Final = (
     "pool.min_ready", "pool.drain_timeout_s",
-    "router.policy", "router.max_pending", "router.max_pending_bytes", "router.default_timeout_ms",
+    "router.policy", "router.max_pending", "router.max_pending_bytes", "router.max_client_share",
+    "router.target_delay_ms", "router.default_timeout_ms",
     "supervision.heartbeat_timeout_s", "supervision.stop_timeout_s", "supervision.restart_delays_s", "supervision.stable_after_s",
     "supervision.max_restarts", "supervision.restart_period_s", "supervision.load_timeout_s",
     "batching.", "degrade", "logs.level",

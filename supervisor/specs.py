@@ -42,6 +42,7 @@ def router_spec_from(config: Config, *, runtime: RuntimeDir, epoch: int, token: 
     return RouterSpec(
         pool=config.pool.name, epoch=epoch, token=token, bind=tuple(r.bind), workers_endpoint=f"ipc://{runtime.workers}",
         slots=slots, models=config.specs, policy=r.policy, max_pending=r.max_pending, max_pending_bytes=r.max_pending_bytes,
+        max_client_share=r.max_client_share, target_delay_ms=r.target_delay_ms,
         max_message_bytes=r.max_message_bytes, default_timeout_ms=r.default_timeout_ms, max_attempts=r.max_attempts, log=log,
     )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -36,7 +37,7 @@ class Verbs:
         return {
             "status": self._status, "drain": self._drain, "resume": self._resume, "restart": self._restart, "reload": self._reload,
             "release": self._release,
-            "drill": self._drill,
+            "drill": self._drill, "clear_poison": self._clear_poison,
         }  # fmt: skip
 
     async def _status(self, _: dict[str, Any], __: Peer) -> Any:
@@ -70,6 +71,19 @@ class Verbs:
     async def _reload(self, _: dict[str, Any], peer: Peer) -> Any:
         self._supervisor.log.event.info("asked", verb="reload", uid=peer[0], by=peer[1])
         return await self.reload()
+
+    async def _clear_poison(self, args: dict[str, Any], peer: Peer) -> Any:
+        s = self._supervisor
+        prefix = args.get("hash")
+        if not isinstance(prefix, str) or not re.fullmatch("[0-9a-f]{0,32}", prefix):
+            raise Refused("bad_request", "hash: expected the first hexadecimal digits of a hash, or none for all")
+        s.log.event.info("asked", verb="clear_poison", hash=prefix, uid=peer[0], by=peer[1])
+        answer = await s.children.ask_router("clear_poison", prefix=prefix)
+        if answer is None:
+            raise Refused("refused", "the router does not answer now")
+        if prefix and not answer["cleared"]:
+            raise Refused("unknown_hash", f"no refused request has a hash that begins with {prefix}")
+        return {"cleared": answer["cleared"]}
 
     async def _drill(self, args: dict[str, Any], peer: Peer) -> Any:
         s = self._supervisor

@@ -15,7 +15,7 @@ from gpupool.errors import ErrorCode
 from gpupool.link import Result, Work, WorkFlag
 from gpupool.samples import SampleError, unpack_body
 from gpupool.spec import BatchingSpec
-from gpupool.wire import MAX_ROWS
+from gpupool.wire import MAX_PRIORITY, MAX_ROWS
 
 from .batcher import Item
 from .faults import Failure, FaultKind, StickyFault, read_fault
@@ -31,6 +31,7 @@ _ROWS_BETWEEN_LOOKS: Final = 32
 _MAX_LENGTH: Final = 1 << 40  # what a length() returns need not fit into the link's integers
 _MANY: Final = int(WorkFlag.MANY)
 _ALONE: Final = int(WorkFlag.ALONE)
+_URGENT: Final = int(WorkFlag.URGENT)
 
 
 class Intake:
@@ -146,8 +147,9 @@ class Intake:
             return refusal(work.ticket, Failure(ErrorCode.BAD_REQUEST, words, "many"))
         samples = body if isinstance(body, list) and many else [body]
         rows = len(samples)
+        priority = work.priority + 1 + MAX_PRIORITY if work.flags & _URGENT else work.priority
         return Request(
-            work.ticket, epoch, work.model, many, bool(work.flags & _ALONE), work.priority, deadline, arrived, samples,
+            work.ticket, epoch, work.model, many, bool(work.flags & _ALONE), priority, deadline, arrived, samples,
             outputs=[None] * rows, missing=rows,
         )  # fmt: skip
 

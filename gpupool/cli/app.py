@@ -16,6 +16,7 @@ from .call import call
 from .demo import demo
 from .drill import drill
 from .output import Failure, report
+from .poison import app as poison
 from .serve import check_config, serve
 from .status import status
 from .steer import drain, release_device, reload, restart_worker, resume
@@ -24,6 +25,7 @@ from .steer import drain, release_device, reload, restart_worker, resume
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 for command in (serve, check_config, status, drain, resume, restart_worker, release_device, reload, call, demo, drill):
     app.command(command.__name__.replace("_", "-"))(command)
+app.add_typer(poison, name="poison")
 
 
 def _print_version(wanted: bool) -> None:

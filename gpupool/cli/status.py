@@ -126,9 +126,10 @@ def _pool_line(pool: Mapping[str, Any]) -> str:
 def _router_line(router: Mapping[str, Any]) -> str:
     by_code = router.get("replied_total") or {}
     replies = ", ".join(f"{code} {count}" for code, count in by_code.items()) or "none"
+    poisoned = f"; {router['poisoned']} refused as poison" if router.get("poisoned") else ""
     return (
         f"router: {router.get('state')} at {', '.join(router.get('bind') or ['?'])}; pending {router.get('pending')}, "
-        f"in flight {router.get('in_flight')}; accepted {router.get('accepted_total')}, replied: {replies}"
+        f"in flight {router.get('in_flight')}; accepted {router.get('accepted_total')}, replied: {replies}{poisoned}"
     )
 
 

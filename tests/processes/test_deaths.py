@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -60,6 +61,24 @@ def test_what_kills_twice_is_poison_and_refused_while_all_others_are_served(make
     assert deaths == 2
     assert set(load.stop()) == {"ok"}
     assert sum(w["restarts"] for w in pool.status()["workers"]) == 2
+
+
+def test_poison_is_listed_and_cleared_from_the_shell(make_pool: MakePool) -> None:
+    pool = make_pool("Trouble", workers=2, config=FAST).start()
+    with pool.client() as client:
+        assert client.call({"do": "kill"}, within=20.0)[0]["code"] == "poison"
+        pool.wait(lambda s: s["pool"]["workers_ready"] == 2)
+        assert client.call({"do": "kill"}, within=5.0)[0]["code"] == "poison"
+
+        listed = json.loads(pool.cli("poison", "list", "--json").stdout)
+        (entry,) = listed["poison"]
+        assert (listed["poisoned"], entry["worker_deaths"], entry["refused"]) == (1, 2, 1)
+        assert [r["hash"] for r in pool.records("request_poisoned")] == [entry["hash"]]
+        assert entry["hash"] in client.call({"do": "kill"}, within=5.0)[0]["message"]
+        assert pool.cli("poison", "clear", "0123456789").returncode == 1
+        assert json.loads(pool.cli("poison", "clear", entry["hash"][:6], "--json").stdout) == {"cleared": 1}
+        assert pool.status()["router"]["poison"] == []
+        assert client.call({"do": "kill"}, retry=False, within=20.0)[0]["code"] == "worker_lost"
 
 
 def test_a_hung_batch_is_ended_at_its_limit_with_its_stacks_in_the_log(make_pool: MakePool) -> None:

@@ -8,10 +8,25 @@ from hypothesis import strategies as st
 
 from gpupool.router.backlog import Backlog
 from gpupool.router.requests import Request
+from gpupool.router.tenants import Tenant
+
+TENANT = Tenant()
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    """What the tenant had in another test's backlog counts no more."""
+    TENANT.__init__()  # type: ignore[misc]
 
 
 def request(sequence: int, arrived: float = 0.0, priority: int = 5, size: int = 10, rows: int = 1) -> Request:
-    return Request(b"c", str(sequence), sequence, arrived, arrived + 60.0, (), size, priority=priority, rows=rows)
+    return Request(b"c", TENANT, str(sequence), sequence, arrived, arrived + 60.0, (), size, priority=priority, rows=rows)
+
+
+def _take_last(backlog: Backlog, tenant: Tenant = TENANT) -> Request:
+    last = backlog.last_of(tenant)
+    backlog.remove(last)
+    return last
 
 
 def popped(backlog: Backlog) -> list[int]:
@@ -72,7 +87,7 @@ def test_last_is_the_youngest_of_the_lowest() -> None:
     for i, priority in enumerate([5, 1, 1, 9]):
         backlog.push(request(i, priority=priority))
 
-    assert [backlog.pop_last().sequence for _ in range(4)] == [2, 1, 0, 3]
+    assert [_take_last(backlog).sequence for _ in range(4)] == [2, 1, 0, 3]
 
 
 def test_rows_ahead_are_those_of_equal_or_higher_priority() -> None:
@@ -80,7 +95,7 @@ def test_rows_ahead_are_those_of_equal_or_higher_priority() -> None:
     for i, (priority, rows) in enumerate([(1, 100), (5, 10), (9, 1)]):
         backlog.push(request(i, priority=priority, rows=rows))
 
-    assert [backlog.rows_ahead(p) for p in (0, 5, 6, 9)] == [111, 11, 1, 1]
+    assert [backlog.rows_ahead(TENANT, p) for p in (0, 5, 6, 9)] == [111, 11, 1, 1]
     assert backlog.rows == 111
 
 
@@ -88,11 +103,12 @@ def test_empty_backlog_has_nothing_to_take() -> None:
     with pytest.raises(IndexError):
         Backlog().pop()
     with pytest.raises(IndexError):
-        Backlog().pop_last()
+        Backlog().head()
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.floats(0, 20), st.booleans()), max_size=60))
 def test_order_is_that_of_arrival_less_priority_and_counts_agree(entries: list[tuple[int, float, bool]]) -> None:
+    TENANT.__init__()  # type: ignore[misc]
     backlog = Backlog(ageing_s=1.0)
     arrivals = sorted(e[1] for e in entries)
     requests = [request(i, arrived, e[0], size=i) for i, (arrived, e) in enumerate(zip(arrivals, entries, strict=True))]

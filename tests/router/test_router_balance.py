@@ -7,7 +7,10 @@ import pytest
 from gpupool.link import Hello
 from gpupool.router.balance import HALF_LIFE_S, Balance, Policy, Reading, apply_readings
 from gpupool.router.requests import Request
+from gpupool.router.tenants import Tenant
 from gpupool.router.workers import Fleet, Worker
+
+TENANT = Tenant()
 
 
 def fleet_of(*rows: int, limit: int = 32) -> Fleet:
@@ -22,7 +25,7 @@ def fleet_of(*rows: int, limit: int = 32) -> Fleet:
 
 
 def give(worker: Worker, rows: int) -> None:
-    request = Request(b"c", "i", 0, 0.0, 1.0, (), 0, rows=rows)
+    request = Request(b"c", TENANT, "i", 0, 0.0, 1.0, (), 0, rows=rows)
     request.ticket = len(worker.outstanding) + 1
     worker.give(request)
 

@@ -99,7 +99,7 @@ def test_malformed_message_is_answered_counted_and_harms_nobody(frames: list[byt
     world.message(frames)
 
     assert [wire.parse_reply(f[-2])["code"] for f in world.frames] == [code]
-    assert world.core.stats()["replied_total"] == {code: 1}
+    assert world.core.stats(0.0)["replied_total"] == {code: 1}
     assert not world.sent
     world.ask("good")
     world.answer(peer)
@@ -182,7 +182,7 @@ def test_ping_is_answered_without_workers_and_not_counted() -> None:
     world.message([wire.pack_request({"type": "ping", "id": "p"})])
 
     assert world.codes("p") == ["ok"]
-    assert world.core.stats()["accepted_total"] == 0
+    assert world.core.stats(0.0)["accepted_total"] == 0
 
 
 def test_info_names_the_pool_and_its_models() -> None:
@@ -240,7 +240,7 @@ def test_request_in_flight_past_its_deadline_is_answered_and_cancelled_at_its_wo
     assert world.core.workers.fleet.by_slot[0].rows == 1  # the worker has it until it says otherwise
     world.answer(peer)
     assert world.codes("a") == ["deadline_exceeded"]
-    assert world.core.stats()["late_results_total"] == 1
+    assert world.core.stats(0.0)["late_results_total"] == 1
     assert world.core.workers.fleet.by_slot[0].rows == 0
 
 
@@ -482,7 +482,7 @@ def test_stop_answers_all_that_is_open_and_quits() -> None:
 
     assert [world.codes(f"r{i}") for i in range(5)] == [["draining"]] * 5
     assert world.quit
-    assert world.core.stats()["in_flight"] == world.core.stats()["pending"] == 0
+    assert world.core.stats(0.0)["in_flight"] == world.core.stats(0.0)["pending"] == 0
 
 
 def test_settings_take_hold_at_once() -> None:
@@ -506,7 +506,7 @@ def test_settings_with_an_unknown_policy_change_nothing() -> None:
     with pytest.raises(ValueError, match="sideways"):
         world.core.settings({"policy": "sideways", "max_pending": 1})
 
-    assert world.core.ledger.max_pending == 1000
+    assert world.core.ledger.bounds.max_pending == 1000
 
 
 def test_fault_in_one_message_is_answered_internal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -552,15 +552,15 @@ def test_stats_count_what_could_not_be_delivered() -> None:
 
     world.core.undelivered(2)
 
-    assert world.core.stats()["undeliverable_total"] == 2
-    assert world.core.stats()["state"] == "starting"
+    assert world.core.stats(0.0)["undeliverable_total"] == 2
+    assert world.core.stats(0.0)["state"] == "starting"
 
 
 def test_refusals_count_for_their_model_and_foreign_names_for_none() -> None:
     world = RouterWorld()
     world.ask("a")  # no worker has ever joined
     world.ask("b", model="no such model")
-    books = world.core.stats()
+    books = world.core.stats(0.0)
     assert sum(sum(codes.values()) for codes in books["replied_by_model"].values()) == sum(books["replied_total"].values())
     assert books["replied_by_model"][""] == {"unknown_model": 1}
     (named,) = [codes for model, codes in books["replied_by_model"].items() if model]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gpupool.router.deadlines import BUCKET_S, Deadlines
 from gpupool.router.requests import Request
+from gpupool.router.tenants import Tenant
 
 
 class Watched(Request):
@@ -19,7 +20,7 @@ class Watched(Request):
 
 
 def request(deadline: float) -> Watched:
-    return Watched(b"c", "i", 0, 0.0, deadline, (), 0)
+    return Watched(b"c", Tenant(), "i", 0, 0.0, deadline, (), 0)
 
 
 def test_deadline_is_never_early_and_at_most_a_bucket_late() -> None:

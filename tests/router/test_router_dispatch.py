@@ -161,7 +161,7 @@ def test_queue_of_a_dead_worker_goes_back_in_front_and_in_order() -> None:
     assert world.ids(peer) == [f"r{i}" for i in range(6)]
     world.answer(peer)
     assert all(world.header(f"r{i}")["attempts"] == 1 for i in range(6))
-    assert world.core.stats()["redispatched_total"] == {"crash": 4}
+    assert world.core.stats(0.0)["redispatched_total"] == {"crash": 4}
 
 
 def test_death_without_blame_makes_no_suspects_but_counts_as_an_attempt() -> None:
@@ -219,7 +219,7 @@ def test_second_death_is_poison_and_its_content_is_refused() -> None:
 
     assert world.codes("evil") == ["poison"]
     assert world.header("evil")["attempts"] == 2
-    assert world.core.stats()["poisoned"] == 1
+    assert world.core.stats(0.0)["poisoned"] == 1
     peer = world.join(0, 2)
     world.ask("again", body=b"boom")
     world.ask("else", body=b"calm")
@@ -439,7 +439,7 @@ def test_worker_that_cannot_be_reached_is_not_tried_again() -> None:
         world.ask(f"r{i}")
 
     assert world.ids(other) == [f"r{i}" for i in range(6)]
-    assert world.core.stats()["redispatched_total"] == {"send_failed": 1}
+    assert world.core.stats(0.0)["redispatched_total"] == {"send_failed": 1}
 
 
 def test_results_of_strangers_and_of_nobody_are_counted_and_dropped() -> None:
@@ -453,7 +453,7 @@ def test_results_of_strangers_and_of_nobody_are_counted_and_dropped() -> None:
     world.step()
 
     assert world.codes() == []
-    assert world.core.stats()["late_results_total"] == 2
+    assert world.core.stats(0.0)["late_results_total"] == 2
 
 
 def test_answer_that_cannot_be_passed_on_becomes_internal() -> None:

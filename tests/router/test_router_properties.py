@@ -11,8 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from gpupool import wire
 from gpupool.link import Hello, WorkFlag
 from gpupool.router.requests import State
-from support.router_world import CLIENT, TOKEN, RouterWorld
+from gpupool.router.tenants import Tenant
+from support.router_world import TOKEN, RouterWorld
 
+CLIENTS = (b"one", b"two", b"three")
 SLOTS = 3
 MAX_ATTEMPTS = 2
 MAX_PENDING = 8
@@ -91,7 +93,8 @@ class RouterMachine(RuleBasedStateMachine):
             if not retry:
                 self.no_retry.add(name)
             body = name.encode()
-            self.world.ask(name, body=body, step=False, timeout_ms=timeout_ms, priority=priority, retry=retry)
+            client = CLIENTS[self.asked % 7 % 3]  # one asks more than the others
+            self.world.ask(name, client=client, body=body, step=False, timeout_ms=timeout_ms, priority=priority, retry=retry)
         self.look()
 
     @rule(count=st.integers(1, 8))
@@ -111,11 +114,11 @@ class RouterMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.core.ledger.open)
     @rule(index=st.integers(0, 30))
     def cancel(self, index: int) -> None:
-        open_ids = [name for _, name in self.world.core.ledger.open]
-        name = open_ids[index % len(open_ids)]
-        self.world.message([wire.pack_request({"type": "cancel", "id": name})], step=False)
+        open_ids = list(self.world.core.ledger.open)
+        client, name = open_ids[index % len(open_ids)]
+        self.world.message([wire.pack_request({"type": "cancel", "id": name})], client=client, step=False)
         self.look()
-        assert self.world.codes(name) == ["cancelled"]
+        assert self.world.codes(name, client) == ["cancelled"]
 
     @precondition(lambda self: self.alive)
     @rule(index=st.integers(0, 5), count=st.integers(1, 4), code=st.sampled_from(["ok", "ok", "model_error", "internal"]))
@@ -185,10 +188,10 @@ class RouterMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.core.ledger.open)
     @rule()
     def ask_again_under_an_open_id(self) -> None:
-        _, name = next(iter(self.world.core.ledger.open))
-        self.world.ask(name, step=False)
+        client, name = next(iter(self.world.core.ledger.open))
+        self.world.ask(name, client=client, step=False)
         self.look()
-        assert self.world.replies[CLIENT, name].pop(0)["code"] == "bad_request"
+        assert self.world.replies[client, name].pop(0)["code"] == "bad_request"
 
     @invariant()
     def promises(self) -> None:
@@ -208,8 +211,14 @@ class RouterMachine(RuleBasedStateMachine):
             assert count <= 1 or name not in self.no_retry, f"{name} ran twice"
         for request in world.core.ledger.open.values():
             assert request.state is not State.DONE
+        outstanding = Counter[Tenant]()
         for worker in world.core.workers.fleet.by_slot.values():
             assert worker.rows == len(worker.outstanding)
+            outstanding.update(r.tenant for r in worker.outstanding.values())
+        waiting = Counter(r.tenant for r in world.core.ledger.backlog)
+        for connection in world.core._connections.values():
+            tenant = connection.tenant
+            assert (tenant.pending, tenant.outstanding) == (waiting[tenant], outstanding[tenant])
 
     def teardown(self) -> None:
         """With all workers fresh and free, everything open comes to its end."""

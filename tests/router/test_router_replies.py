@@ -8,11 +8,14 @@ from gpupool.link import Result
 from gpupool.router.accounts import Accounts
 from gpupool.router.replies import RETRYABLE, Replies, client_name
 from gpupool.router.requests import Request
+from gpupool.router.tenants import Tenant
 from gpupool.spec import ModelSpec
+
+TENANT = Tenant()
 
 
 def request(**options: bool) -> Request:
-    return Request(b"client", "id", 1, 10.0, 40.0, (b"body",), 4, **options)
+    return Request(b"client", TENANT, "id", 1, 10.0, 40.0, (b"body",), 4, **options)
 
 
 def test_every_code_says_whether_to_retry() -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from gpupool.link import Hello
 from gpupool.router.requests import Request
 from gpupool.router.suspects import Suspects
+from gpupool.router.tenants import Tenant
 from gpupool.router.workers import Worker
+
+TENANT = Tenant()
 
 
 def suspect(sequence: int, died_on: int = 0) -> Request:
-    request = Request(b"c", str(sequence), sequence, 0.0, 10.0, (), 0)
+    request = Request(b"c", TENANT, str(sequence), sequence, 0.0, 10.0, (), 0)
     request.deaths, request.died_on = 1, died_on
     return request
 
@@ -17,7 +20,7 @@ def suspect(sequence: int, died_on: int = 0) -> Request:
 def worker(slot: int, rows: int = 0) -> Worker:
     made = Worker(b"%d" % slot, Hello(slot, 1, 1, "", 8))
     if rows:
-        busy = Request(b"c", "busy", 0, 0.0, 10.0, (), 0, rows=rows)
+        busy = Request(b"c", TENANT, "busy", 0, 0.0, 10.0, (), 0, rows=rows)
         busy.ticket = 1
         made.give(busy)
     return made

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from gpupool.link import Hello
 from gpupool.router.requests import Request
+from gpupool.router.tenants import Tenant
 from gpupool.router.workers import Fleet, Worker
+
+TENANT = Tenant()
 
 
 def worker(slot: int = 0, incarnation: int = 1, limit: int = 8) -> Worker:
@@ -12,7 +15,7 @@ def worker(slot: int = 0, incarnation: int = 1, limit: int = 8) -> Worker:
 
 
 def request(ticket: int, rows: int = 1) -> Request:
-    made = Request(b"c", ticket.to_bytes(2, "big"), ticket, 0.0, 1.0, (), 0, rows=rows)
+    made = Request(b"c", TENANT, ticket.to_bytes(2, "big"), ticket, 0.0, 1.0, (), 0, rows=rows)
     made.ticket = ticket
     return made
 

@@ -77,7 +77,7 @@ class RouterWorld:
 
     def check(self) -> None:
         ledger = self.core.ledger
-        assert ledger.accounts.balanced(ledger.pending), self.core.stats()
+        assert ledger.accounts.balanced(ledger.pending), self.core.stats(0.0)
         assert len(ledger.open) == ledger.pending + ledger.accounts.in_flight
         assert len(ledger.deadlines) == len(ledger.open)
 

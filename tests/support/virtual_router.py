@@ -202,7 +202,7 @@ class VirtualRouter(Actor):
 
     def _check(self) -> None:
         ledger = self.core.ledger
-        assert ledger.accounts.balanced(ledger.pending), self.core.stats()
+        assert ledger.accounts.balanced(ledger.pending), self.core.stats(0.0)
         assert len(ledger.open) == ledger.pending + ledger.accounts.in_flight
         assert len(ledger.deadlines) == len(ledger.open)
         assert ledger.pending <= MAX_PENDING

@@ -71,6 +71,17 @@ def test_rows_of_many_fall_into_their_buckets() -> None:
     assert [(i.key[1], samples(i)) for i in items] == [(0, ["toolong"]), (2, ["a", "bb"]), (4, ["abc", "dddd"])]
 
 
+def test_what_is_urgent_goes_before_every_priority() -> None:
+    urgent = work(1, "x")
+    urgent.flags, urgent.priority = WorkFlag.URGENT, 0
+    highest = work(2, "x")
+    highest.priority = 9
+
+    items, _ = admit(intake_of([model()], Clock()), highest, urgent)
+
+    assert items[1].priority > items[0].priority
+
+
 def test_one_bad_body_is_answered_and_hurts_nobody() -> None:
     broken = Work(1, 0, 0, 1, 10.0, 5, [b"\xc1"])
     items, results = admit(intake_of([model()], Clock()), broken, work(2, 5))

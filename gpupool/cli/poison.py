@@ -1,0 +1,68 @@
+"""`gpupool poison list|clear`: the request contents that have killed workers and are refused, and letting them pass again."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from gpupool.exits import Exit
+
+from .control import ask, status_of, unreachable
+from .options import JsonOption, RuntimeDirOption, runtime_of
+from .output import print_json
+
+app = typer.Typer(
+    help="Request contents that have killed workers twice and are refused for a while.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+
+
+@app.command("list")
+def show(json_output: JsonOption = False, runtime_dir: RuntimeDirOption = None) -> int:
+    """Show what is refused: hash, model, size, deaths, for how long yet, and how often it came again. The newest 50."""
+    router = status_of(runtime_of(runtime_dir))["router"]
+    entries: list[dict[str, Any]] = router.get("poison", [])
+    if json_output:
+        print_json({"poisoned": router.get("poisoned", 0), "poison": entries})
+        return Exit.OK
+    if not entries:
+        print("nothing is refused as poison")
+        return Exit.OK
+    from rich.console import Console  # late: the other commands start faster without
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("hash", "model", "bytes", "worker deaths", "since", "expires in", "refused"):
+        table.add_column(heading, overflow="fold")
+    for e in entries:
+        ages = (f"{e['age_s']:.0f} s", f"{e['expires_in_s']:.0f} s")
+        table.add_row(e["hash"], e["model"], str(e["input_bytes"]), str(e["worker_deaths"]), *ages, str(e["refused"]))
+    Console().print(table)
+    return Exit.OK
+
+
+@app.command()
+def clear(
+    hashes: Annotated[list[str] | None, typer.Argument(metavar="HASH…", help="Their first digits are enough.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    json_output: JsonOption = False,
+    runtime_dir: RuntimeDirOption = None,
+) -> int:
+    """Let contents pass again: after the model was mended, say. What still kills is refused again after two more deaths."""
+    if bool(hashes) == everything or "" in (hashes or []):
+        raise typer.BadParameter("give hashes, or --all")
+    runtime = runtime_of(runtime_dir)
+    cleared = 0
+    for prefix in hashes or [""]:
+        answer = ask(runtime, "clear_poison", hash=prefix)
+        try:
+            cleared += int(answer["cleared"])
+        except (TypeError, KeyError, ValueError):
+            raise unreachable("bad_answer", "the pool's answer has no count: is it of this version?") from None
+    if json_output:
+        print_json({"cleared": cleared})
+    else:
+        print(f"cleared: {cleared}")
+    return Exit.OK

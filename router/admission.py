@@ -1,0 +1,89 @@
+"""What may wait: the bounds of the backlog in requests and bytes, and who holds most of it.
+
+A tenant's weight is the larger of its shares of the two bounds. Weights add up to two at the most, so a newcomer that would itself weigh
+two parts in as many as there are tenants need not look for a heavier one; and after a search has found none, the next waits until as many
+newcomers have come as there are tenants: however many connections flood together, a refusal costs the same.
+"""
+
+from __future__ import annotations
+
+from .backlog import Backlog
+from .tenants import Tenant
+
+
+class Bounds:
+    """The bounds of one backlog. Fewer workers take a share of them: the same backlog would wait longer."""
+
+    def __init__(self, backlog: Backlog, *, max_pending: int, max_pending_bytes: int, client_share: float = 1.0) -> None:
+        self._backlog = backlog
+        self.max_pending = max_pending
+        self.max_pending_bytes = max_pending_bytes
+        self.client_share = client_share
+        self._share = 1.0
+        self.set()
+        self._heaviest: Tenant | None = None
+        self._rest = 0  # newcomers until the next search
+
+    def set(
+        self,
+        *,
+        max_pending: int | None = None,
+        max_pending_bytes: int | None = None,
+        client_share: float | None = None,
+        share: float | None = None,
+    ) -> None:
+        """Change the bounds, the part of them that one client may have, or the share in force; what is not given stays."""
+        self.max_pending = self.max_pending if max_pending is None else max_pending
+        self.max_pending_bytes = self.max_pending_bytes if max_pending_bytes is None else max_pending_bytes
+        self.client_share = self.client_share if client_share is None else client_share
+        self._share = self._share if share is None else share
+        self._limit = max(1, int(self.max_pending * self._share))
+        self._bytes_limit = max(1, int(self.max_pending_bytes * self._share))
+        self._client_limit = max(1, int(self._limit * self.client_share))
+        self._client_bytes_limit = max(1, int(self._bytes_limit * self.client_share))
+
+    def full_for(self, tenant: Tenant, size: int, suspects: int) -> str | None:
+        """Say which bound a newcomer of this size would break. An empty backlog takes any message that is allowed at all."""
+        backlog = self._backlog
+        if len(backlog) + suspects >= self._limit:
+            return f"{self._limit} requests are waiting, which is the limit"
+        if backlog.size_bytes + size > self._bytes_limit and backlog:
+            return f"{backlog.size_bytes} bytes are waiting, the limit is {self._bytes_limit}"
+        return self.full_alone(tenant, size)
+
+    def full_alone(self, tenant: Tenant, size: int) -> str | None:
+        """Say which bound of its client a newcomer of this size would break, whatever the others have."""
+        return tenant.full_for(size, self._client_limit, self._client_bytes_limit)
+
+    def overrun(self, suspects: int) -> bool:
+        """Whether more waits than the full bounds allow."""
+        backlog = self._backlog
+        return len(backlog) + suspects > self.max_pending or (backlog.size_bytes > self.max_pending_bytes and len(backlog) > 1)
+
+    def heavier_than(self, tenant: Tenant, size: int) -> Tenant | None:
+        """Return a tenant that holds more than this one would with a newcomer of this size; None when none is known."""
+        weight = self._weight(tenant, 1, size)
+        tenants = self._backlog.tenants
+        if not tenants:
+            return None
+        known = self._heaviest
+        if known is not None and known.pending and known is not tenant and self._weight(known) > max(weight, 2 / len(tenants)):
+            return known
+        if weight * len(tenants) >= 2.0:
+            return None
+        self._rest -= 1
+        if self._rest > 0:
+            return None
+        found = self.heaviest()
+        if found is not tenant and self._weight(found) > weight:
+            self._heaviest = found
+            return found
+        self._rest = len(tenants)
+        return None
+
+    def heaviest(self) -> Tenant:
+        """Return the tenant that holds most; ValueError when none holds anything."""
+        return max(self._backlog.tenants, key=self._weight)
+
+    def _weight(self, tenant: Tenant, requests: int = 0, size: int = 0) -> float:
+        return max((tenant.pending + requests) / self._limit, (tenant.size_bytes + size) / self._bytes_limit)
