@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from gpupool.spec import BatchingSpec
+from gpupool.wire import MAX_PRIORITY
 
 from .ceiling import Ceilings, GroupKey
 from .fit import BatchFit
@@ -24,6 +25,8 @@ from .window import ArrivalGaps, worthwhile_wait
 
 #: A batch starts this much earlier than a member's deadline would demand: waking up and answering take time too.
 DEADLINE_MARGIN_S: Final = 0.002
+#: How much longer an urgent row may run for the sake of others in its batch.
+URGENT_STRETCH: Final = 1.5
 _NEVER: Final = float("inf")
 _ROUNDING: Final = 1e-6  # 0.29 x 100 is 28.999… in floats, and means 29
 
@@ -243,7 +246,7 @@ class Batcher:
         return closes_at, reason
 
     def _cut(self, group: _Group, reason: CloseReason, now: float) -> Batch | None:
-        room = self.limit(group.key)
+        room = self._room(group)
         shares: list[Share] = []
         left: list[Item] = []
         for at, item in enumerate(group.queue):
@@ -264,6 +267,18 @@ class Batcher:
         if not shares:
             return None
         return Batch(group.key, shares, sum(s.stop - s.start for s in shares), reason)
+
+    def _room(self, group: _Group) -> int:
+        """Return how many rows the next batch may have: the limit, and where what is urgent leads it, not much besides that.
+
+        Who is let past a flood shall not pay for filling its batch up: that takes at most URGENT_STRETCH times what the urgent rows would
+        alone. Where the run time hardly depends on the rows this changes nothing.
+        """
+        limit, fit = self.limit(group.key), group.fit
+        if group.queue[0].priority <= MAX_PRIORITY or not fit.known or not fit.per_sample_s:
+            return limit
+        urgent = sum(i.rows - i.taken for i in group.queue if i.priority > MAX_PRIORITY)
+        return min(limit, max(urgent, int((URGENT_STRETCH * fit.predict(urgent) - fit.fixed_s) / fit.per_sample_s)))
 
     def _take_alone(self, item: Item) -> Batch:
         start = item.taken

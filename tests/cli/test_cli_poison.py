@@ -11,7 +11,7 @@ from gpupool.cli import main
 from gpupool.exits import Exit
 from support.fake_pool import FakePool, document, ok, refusal, steady
 
-ENTRY = {
+ENTRY: dict[str, Any] = {
     "hash": "ab" * 16, "model": "echo", "input_bytes": 12, "worker_deaths": 2, "age_s": 61.5, "expires_in_s": 3538.5,
     "refused": 3,
 }  # fmt: skip

@@ -120,6 +120,39 @@ def test_higher_priority_goes_first_then_arrival() -> None:
     assert order == [2, 4, 0, 3, 1]
 
 
+def test_what_is_urgent_takes_others_along_for_half_as_much_time_again_as_it_needs() -> None:
+    batcher = make(BatchingSpec(max_batch=32))
+    fill(batcher, 1)
+    assert batcher.take(T + 1) is not None
+    for rows in range(1, 20):
+        batcher.ran((0, 0), rows, 0.010 + 0.001 * rows)
+    fill(batcher, 31, first=1)
+    batcher.add(item(50, priority=15), T)
+
+    first, second = batcher.take(T), batcher.take(T)
+
+    assert first is not None
+    assert first.tickets[0] == 50
+    assert first.rows == 6  # 10 + 6 ms, and alone it would take 10 + 1
+    assert second is not None
+    assert second.rows == 26
+
+
+def test_where_rows_cost_nothing_what_is_urgent_leads_a_full_batch() -> None:
+    batcher = make(BatchingSpec(max_batch=32))
+    fill(batcher, 1)
+    assert batcher.take(T + 1) is not None
+    for rows in range(1, 20):
+        batcher.ran((0, 0), rows, 0.010)
+    fill(batcher, 40, first=1)
+    batcher.add(item(50, priority=15), T)
+
+    first = batcher.take(T)
+
+    assert first is not None
+    assert (first.tickets[0], first.rows) == (50, 32)
+
+
 def test_a_large_request_is_split_over_batches_in_order() -> None:
     batcher = make()
     batcher.add(item(1, rows=20), T)
