@@ -63,7 +63,7 @@ class Balance:
         """Note that the worker named by `best` was given a request."""
         self._turn += 1
         worker.turn = self._turn
-        if worker.rows < worker.room:  # no longer idle: that is all of has_room
+        if worker.has_room:
             heapreplace(self._heap, (self._score(worker), worker.turn, worker.slot, worker))
         else:
             heappop(self._heap)

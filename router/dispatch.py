@@ -39,7 +39,9 @@ class Dispatch:
         self._spec = spec
         self._ledger = ledger
         self._ticket = spec.epoch % _MAX_EPOCHS * _TICKETS_PER_EPOCH
-        self.fleet = Fleet(min(m.batching.max_queue for m in spec.models))
+        # What workers hold is in memory here too, until it is answered: as many bytes again as may wait, or a message each.
+        room_bytes = max(spec.max_pending_bytes // spec.slots, spec.max_message_bytes)
+        self.fleet = Fleet(min(m.batching.max_queue for m in spec.models), room_bytes)
         self.balance = Balance(Policy(spec.policy))
         # A pool's second router knows that there were workers, and that they will come to it.
         self.joined_ever = spec.epoch > 1
@@ -252,7 +254,7 @@ class Dispatch:
         backlog = self._ledger.backlog
         if len(backlog.tenants) * FLOOD > sum(w.room for w in workers) or backlog.head().tenant.outstanding:
             return None
-        return self.balance.choose(w for w in workers if w.rows < w.room + w.batch_limit // 2)
+        return self.balance.choose(w for w in workers if w.can_take(w.batch_limit // 2))
 
     def settle(self, now: float) -> None:
         """Answer what nobody will ever run, and report held workers that have finished."""

@@ -20,7 +20,7 @@ class Worker:
 
     __slots__ = (
         "answered_at", "batch_limit", "batch_s", "failures", "idle_told", "incarnation", "leaving", "outstanding", "peer", "proven",
-        "reported", "room", "rows", "service_s", "sick", "slot", "turn",
+        "reported", "room", "room_bytes", "rows", "service_s", "sick", "size_bytes", "slot", "turn",
     )  # fmt: skip
 
     def __init__(self, peer: bytes, hello: Hello) -> None:
@@ -30,7 +30,9 @@ class Worker:
         self.batch_limit = max(1, hello.batch_limit)
         self.outstanding: dict[int, Request] = {}  # by ticket, in the order sent
         self.rows = 0
+        self.size_bytes = 0  # of the same
         self.room = 0  # rows up to which it gets more, see Fleet.set_limit
+        self.room_bytes = 0  # and bytes
         self.proven = False  # has answered something
         self.leaving = False  # said BYE, or could not be reached: gets nothing more
         self.idle_told = False  # the supervisor knows that it has nothing left; matters while its slot is held
@@ -45,13 +47,18 @@ class Worker:
     @property
     def has_room(self) -> bool:
         """Whether it may get one request more. An idle one always may, so that a large `many` request finds a place."""
-        return self.rows < self.room or not self.outstanding
+        return (self.rows < self.room and self.size_bytes < self.room_bytes) or not self.outstanding
+
+    def can_take(self, rows: int) -> bool:
+        """Whether it may get one request more although it may hold so many rows more than it has room for."""
+        return self.rows < self.room + rows and self.size_bytes < self.room_bytes
 
     def give(self, request: Request) -> None:
         """Note that a request is sent."""
         rows = request.rows or 1
         self.outstanding[request.ticket] = request
         self.rows += rows
+        self.size_bytes += request.size
         request.tenant.outstanding += rows
 
     def take_back(self, ticket: int) -> Request | None:
@@ -60,15 +67,17 @@ class Worker:
         if request is not None:
             rows = request.rows or 1
             self.rows -= rows
+            self.size_bytes -= request.size
             request.tenant.outstanding -= rows
         return request
 
 
 class Fleet:
-    """All registered workers, and the supervisor's holds on slots."""
+    """All registered workers, and the supervisor's holds on slots. `room_bytes`: of bodies that one worker may hold."""
 
-    def __init__(self, max_queue: int) -> None:
+    def __init__(self, max_queue: int, room_bytes: int) -> None:
         self._max_queue = max_queue
+        self._room_bytes = room_bytes
         self.by_peer: dict[bytes, Worker] = {}
         self.by_slot: dict[int, Worker] = {}
         self.held: set[int] = set()
@@ -85,6 +94,7 @@ class Fleet:
         self.by_peer[worker.peer] = worker
         self.by_slot[worker.slot] = worker
         self.avoided.discard(worker.slot)
+        worker.room_bytes = self._room_bytes
         self.set_limit(worker, worker.batch_limit)
         self.changed()
 

@@ -14,7 +14,7 @@ TENANT = Tenant()
 
 
 def fleet_of(*rows: int, limit: int = 32) -> Fleet:
-    fleet = Fleet(100)
+    fleet = Fleet(100, 1 << 20)
     for slot, count in enumerate(rows):
         worker = Worker(b"%d" % slot, Hello(slot, 1, 1, "", limit))
         worker.proven = True
@@ -66,7 +66,7 @@ def test_choice_ends_with_the_room() -> None:
 
 
 def test_queue_bound_limits_the_room_of_large_batches() -> None:
-    fleet = Fleet(max_queue=10)
+    fleet = Fleet(max_queue=10, room_bytes=1 << 20)
     worker = Worker(b"w", Hello(0, 1, 1, "", 64))
     worker.proven = True
     fleet.add(worker)

@@ -14,8 +14,8 @@ def worker(slot: int = 0, incarnation: int = 1, limit: int = 8) -> Worker:
     return Worker(f"{slot}.{incarnation}".encode(), Hello(slot, incarnation, 1, "", limit))
 
 
-def request(ticket: int, rows: int = 1) -> Request:
-    made = Request(b"c", TENANT, ticket.to_bytes(2, "big"), ticket, 0.0, 1.0, (), 0, rows=rows)
+def request(ticket: int, rows: int = 1, size: int = 0) -> Request:
+    made = Request(b"c", TENANT, ticket.to_bytes(2, "big"), ticket, 0.0, 1.0, (), size, rows=rows)
     made.ticket = ticket
     return made
 
@@ -32,7 +32,7 @@ def test_rows_are_counted_until_their_tickets_return() -> None:
 
 
 def test_idle_worker_has_room_for_anything() -> None:
-    fleet, w = Fleet(0), worker(limit=1)
+    fleet, w = Fleet(0, 1 << 20), worker(limit=1)
     fleet.add(w)
 
     assert w.has_room
@@ -40,8 +40,29 @@ def test_idle_worker_has_room_for_anything() -> None:
     assert not w.has_room
 
 
+def test_room_is_counted_in_bytes_too_and_an_idle_worker_takes_one_of_any_size() -> None:
+    fleet, w = Fleet(100, room_bytes=100), worker(limit=32)
+    fleet.add(w)
+    w.proven = True
+    fleet.set_limit(w, 32)
+
+    w.give(request(1, size=60))
+    assert w.has_room
+    w.give(request(2, size=60))
+    assert not w.has_room
+    assert not w.can_take(16)
+    w.take_back(1)
+    assert w.has_room
+    w.take_back(2)
+    w.give(request(3, size=1000))
+    assert not w.has_room
+    w.take_back(3)
+    assert w.has_room
+    assert w.size_bytes == 0
+
+
 def test_dead_incarnation_stays_dead() -> None:
-    fleet = Fleet(100)
+    fleet = Fleet(100, 1 << 20)
     fleet.add(worker(0, 3))
 
     assert fleet.lose(0, 2) is None  # an older one's death
@@ -57,7 +78,7 @@ def test_dead_incarnation_stays_dead() -> None:
 
 
 def test_held_and_sick_and_leaving_workers_are_not_usable() -> None:
-    fleet = Fleet(100)
+    fleet = Fleet(100, 1 << 20)
     workers = [worker(slot) for slot in range(4)]
     for w in workers:
         fleet.add(w)
@@ -71,7 +92,7 @@ def test_held_and_sick_and_leaving_workers_are_not_usable() -> None:
 
 
 def test_held_workers_are_usable_when_all_are_held() -> None:
-    fleet = Fleet(100)
+    fleet = Fleet(100, 1 << 20)
     for slot in range(2):
         fleet.add(worker(slot))
 
@@ -83,7 +104,7 @@ def test_held_workers_are_usable_when_all_are_held() -> None:
 
 
 def test_late_worker_is_used_when_there_is_no_other() -> None:
-    fleet = Fleet(100)
+    fleet = Fleet(100, 1 << 20)
     late, prompt = worker(0), worker(1)
     fleet.add(late)
     fleet.add(prompt)
@@ -101,14 +122,14 @@ def test_late_worker_is_used_when_there_is_no_other() -> None:
 
 
 def test_nobody_is_not_all_held() -> None:
-    fleet = Fleet(100)
+    fleet = Fleet(100, 1 << 20)
     fleet.held.add(0)
 
     assert not fleet.all_held
 
 
 def test_worker_on_a_new_connection_is_found_there_only() -> None:
-    fleet, w = Fleet(100), worker()
+    fleet, w = Fleet(100, 1 << 20), worker()
     fleet.add(w)
 
     fleet.move(w, b"new")
