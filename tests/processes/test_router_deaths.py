@@ -11,6 +11,7 @@ import socket
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -103,7 +104,7 @@ class Callers:
                 self._check(sample, client.infer(sample).result)
 
     def _mapping(self, number: int) -> None:
-        asked: list[dict[str, str]] = []
+        asked: deque[dict[str, str]] = deque()
 
         def remembered() -> Iterator[dict[str, str]]:
             for sample in self._samples(f"mapping-{number}"):
@@ -111,8 +112,8 @@ class Callers:
                 yield sample
 
         with Client(self.endpoint, timeout=PATIENCE_S) as client:
-            for sample, reply in zip(iter(lambda: asked.pop(0), None), client.map(remembered(), concurrency=100), strict=False):
-                self._check(sample, reply.result)
+            for reply in client.map(remembered(), concurrency=100):
+                self._check(asked.popleft(), reply.result)
 
     def _asynchronous(self, number: int) -> None:
         async def ask_all() -> None:
