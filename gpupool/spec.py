@@ -70,6 +70,9 @@ class RouterSpec:
     default_timeout_ms: int = 30000
     max_attempts: int = 2
     log: LogSpec = LogSpec()
+    #: Inherited descriptors of sockets that listen already, the supervisor's: on each of `bind`, and on `workers_endpoint`.
+    bind_fds: tuple[int, ...] = ()
+    workers_fd: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,7 @@ def to_message(spec: RouterSpec | WorkerSpec) -> dict[str, Any]:
 def router_spec(message: dict[str, Any]) -> RouterSpec:
     """Read a router's spec from its first channel message."""
     values = _values(message)
-    values["bind"] = tuple(values["bind"])
+    values["bind"], values["bind_fds"] = tuple(values["bind"]), tuple(values["bind_fds"])
     return RouterSpec(**values)
 
 

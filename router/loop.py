@@ -30,7 +30,7 @@ from .balance import Reading
 from .commands import Command, Event, Quit, Reply, SendTickets, SendWork, Tell
 from .core import Core
 from .outbox import Outbox, Sent
-from .sockets import BindError, drain, open_clients, open_workers, readable, send
+from .sockets import drain, open_clients, open_workers, readable, send
 
 #: Bounds of what one turn takes in: some milliseconds of work.
 _TURN_MESSAGES: Final = 256
@@ -65,7 +65,7 @@ class Router:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
         self._clients: zmq.Socket[bytes]
         self._workers: zmq.Socket[bytes]
-        self._bound: list[str] = []
+        self._bound = list(spec.bind)
         self._turn_asked = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -75,15 +75,9 @@ class Router:
         self._bad_told_at = 0.0
 
     def run(self) -> int:
-        """Bind, serve until the supervisor says stop, and return the exit code."""
-        try:
-            self._clients, self._bound = open_clients(self._context, self._spec)
-            self._workers = open_workers(self._context, self._spec)
-        except BindError as e:
-            self._log.event.error("bind_failed", error=str(e))
-            self._channel.send({"t": "failed", "message": str(e)})
-            self._context.destroy(linger=0)
-            return Exit.BAD_CONFIG
+        """Take over the listeners, serve until the supervisor says stop, and return the exit code."""
+        self._clients = open_clients(self._context, self._spec)
+        self._workers = open_workers(self._context, self._spec)
         loop = self._loop
         loop.set_exception_handler(self._on_exception)
         for number in (signal.SIGINT, signal.SIGHUP):

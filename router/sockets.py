@@ -10,10 +10,7 @@ answered `too_large`.
 from __future__ import annotations
 
 import os
-import socket
-import stat
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import zmq
@@ -38,46 +35,32 @@ _MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
 _LAST: Final = int(zmq.NOBLOCK)
 
 
-class BindError(Exception):
-    """An address cannot be bound; the message names it."""
-
-
-def open_clients(context: zmq.Context[zmq.Socket[bytes]], spec: RouterSpec) -> tuple[zmq.Socket[bytes], list[str]]:
-    """Bind the clients' socket; return it with the addresses that came of it (port 0 is resolved).
-
-    Raises:
-        BindError: for the first address that fails.
-    """
+def open_clients(context: zmq.Context[zmq.Socket[bytes]], spec: RouterSpec) -> zmq.Socket[bytes]:
+    """Open the clients' socket on the listeners that were inherited."""
     sock = context.socket(zmq.ROUTER)
     sock.set(zmq.ROUTER_MANDATORY, 1)
     sock.set(zmq.SNDHWM, _CLIENT_HWM)
     sock.set(zmq.RCVHWM, _CLIENT_HWM)
     sock.set(zmq.MAXMSGSIZE, 2 * spec.max_message_bytes)
     sock.set(zmq.LINGER, 0)
-    sock.set(zmq.BACKLOG, 1024)
     sock.set(zmq.HANDSHAKE_IVL, _HEARTBEAT_MS)
     sock.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
     sock.set(zmq.HEARTBEAT_TIMEOUT, 3 * _HEARTBEAT_MS)
     sock.set(zmq.TCP_KEEPALIVE, 1)
     sock.set(zmq.TCP_KEEPALIVE_IDLE, 60)
-    sock.set(zmq.IPV6, any("[" in address for address in spec.bind))
-    with _umask(0o117):
-        return sock, [_bind(sock, address) for address in spec.bind]
+    for fd, address in zip(spec.bind_fds, spec.bind, strict=True):
+        _listen(sock, fd, address)
+    return sock
 
 
 def open_workers(context: zmq.Context[zmq.Socket[bytes]], spec: RouterSpec) -> zmq.Socket[bytes]:
-    """Bind the workers' socket, for our own user only.
-
-    Raises:
-        BindError: when it cannot be bound.
-    """
+    """Open the workers' socket on the listener that was inherited."""
     sock = context.socket(zmq.ROUTER)
     sock.set(zmq.ROUTER_MANDATORY, 1)
     sock.set(zmq.SNDHWM, _WORKER_HWM)
     sock.set(zmq.RCVHWM, _WORKER_HWM)
     sock.set(zmq.LINGER, 0)
-    with _umask(0o177):
-        _bind(sock, spec.workers_endpoint)
+    _listen(sock, spec.workers_fd, spec.workers_endpoint)
     return sock
 
 
@@ -140,45 +123,8 @@ def send(sock: zmq.Socket[bytes], frames: Sequence[bytes]) -> Sent:
     return Sent.OK
 
 
-def _bind(sock: zmq.Socket[bytes], address: str) -> str:
-    if address.startswith("ipc://"):
-        _free(address)
-    try:
-        sock.bind(address)
-    except zmq.ZMQError as e:
-        raise BindError(f"cannot bind {address}: {e.strerror}") from None
-    bound = sock.get(zmq.LAST_ENDPOINT)
-    return bound.decode().rstrip("\0") if isinstance(bound, bytes) else str(bound)
-
-
-def _free(address: str) -> None:
-    """Make sure that binding takes nothing from anybody: libzmq unlinks whatever is at the path, a live pool's socket too.
-
-    Raises:
-        BindError: something else is there, or somebody listens.
-    """
-    path = address.removeprefix("ipc://")
-    try:
-        mode = os.lstat(path).st_mode
-    except OSError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise BindError(f"cannot bind {address}: there is something at that path that is no socket")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            return  # left behind by somebody who is gone
-        except OSError as e:
-            raise BindError(f"cannot bind {address}: {e.strerror or e}") from None
-    raise BindError(f"cannot bind {address}: address already in use")
-
-
-@contextmanager
-def _umask(mask: int) -> Iterator[None]:
-    before = os.umask(mask)
-    try:
-        yield
-    finally:
-        os.umask(before)
+def _listen(sock: zmq.Socket[bytes], fd: int, address: str) -> None:
+    """Take over a socket that listens already. It stays the supervisor's: libzmq closes our descriptor only, and unlinks nothing."""
+    os.set_inheritable(fd, False)
+    sock.set(zmq.USE_FD, fd)  # read by the next bind, which then only looks at the address's scheme and form
+    sock.bind(address)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from gpupool.board import Board, Word
@@ -49,7 +49,6 @@ class Children:
         self.router: Child | None = None
         self.workers: dict[tuple[int, int], Child] = {}
         self._whose: dict[Child, tuple[int, int] | int] = {}  # a worker's (slot, incarnation), or the router's epoch
-        self._router_message = ""
         self._oom = OomWatch()
         self.last_books: dict[str, Any] = {}
         self.last_books_at: float | None = None
@@ -83,9 +82,8 @@ class Children:
 
     def spawn_router(self, spec: RouterSpec, reason: str) -> None:
         """Start a router."""
-        self._router_message = ""
         try:
-            child = self.start("gpupool.router", {})
+            child = self.start("gpupool.router", {}, more_fds=(*spec.bind_fds, spec.workers_fd))
         except OSError as e:
             self._log.event.error("router_not_spawned", error=str(e))
             self.router = None
@@ -103,6 +101,7 @@ class Children:
         module: str,
         environment: dict[str, str],
         *,
+        more_fds: Collection[int] = (),
         on_exit: Callable[[Child], None] | None = None,
         on_readable: Callable[[Child], None] | None = None,
     ) -> Child:
@@ -113,8 +112,8 @@ class Children:
         """
         return Child(
             module, loop=self._loop, environment=environment, board_fd=self._board.fd, life_fd=self._life_fd,
-            log_fd=self.log_fd, on_exit=on_exit or self._on_exit, on_readable=on_readable or self._on_readable,
-            on_line=self._on_line,
+            log_fd=self.log_fd, more_fds=more_fds, on_exit=on_exit or self._on_exit,
+            on_readable=on_readable or self._on_readable, on_line=self._on_line,
         )  # fmt: skip
 
     def kill_all(self) -> None:
@@ -167,7 +166,7 @@ class Children:
             self.router = None
             for waiter in self._waiters.values():
                 waiter.cancel()
-            self._feed(ev.RouterExited(whose, child.exit(), self._router_message))
+            self._feed(ev.RouterExited(whose, child.exit()))
             return
         del self.workers[whose]
         slot, incarnation = whose
@@ -195,8 +194,6 @@ class Children:
         match m.get("t"):
             case "up":
                 self._feed(ev.RouterUp(epoch, m["bind"]))
-            case "failed":
-                self._router_message = str(m["message"])
             case "joined":
                 self._feed(ev.WorkerJoined(m["slot"], m["incarnation"]))
             case "idle":

@@ -42,6 +42,13 @@ class KillRouter:
 
 
 @dataclass(frozen=True, slots=True)
+class CloseListeners:
+    """Refuse who comes from now on: no router will answer them."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TellRouter:
     """Send one channel message (see gpupool.channel)."""
 
@@ -76,4 +83,4 @@ class Quit:
     reason: str
 
 
-Command = SpawnWorker | SignalWorker | SpawnRouter | KillRouter | TellRouter | SetLimits | Report | Quit
+Command = SpawnWorker | SignalWorker | SpawnRouter | KillRouter | CloseListeners | TellRouter | SetLimits | Report | Quit

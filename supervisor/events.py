@@ -127,7 +127,6 @@ class RouterExited:
 
     epoch: int
     exit: Exit
-    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from .children import Children
 from .control import ControlServer
 from .instance import is_missing
 from .kept import Kept, KeptSlot
+from .listeners import BindError
 from .metrics import page
 from .notify import Notifier
 from .pool import Pool, PoolState, open_gate
@@ -42,9 +43,10 @@ if TYPE_CHECKING:
 
     from .devices import Device
     from .instance import Instance
+    from .listeners import Listeners
 
 _PPM: Final = 1_000_000
-#: A socket that is missing for so long was removed: longer than a router takes to end, or to begin.
+#: A socket that is missing for so long was removed, and is not just being made anew.
 _GONE_S: Final = 2.0
 #: What a stop may take beyond its drain and the workers' own time to end: kills, and the router's last answers.
 _KILLS_S: Final = 30.0
@@ -53,11 +55,13 @@ _KILLS_S: Final = 30.0
 class Supervisor:
     """One pool's supervisor. `run` returns the exit code."""
 
-    def __init__(self, config: Config, *, log: Log, instance: Instance, devices: Sequence[Device]) -> None:
+    def __init__(
+        self, config: Config, *, log: Log, instance: Instance, devices: Sequence[Device], listeners: Listeners
+    ) -> None:
         self.config, self.log = config, log
         self.generation, self.last_reload_error = 1, None  # type: int, str | None
         self.devices = devices
-        self._instance = instance
+        self._instance, self._listeners = instance, listeners
         self._board = Board.create(len(devices))
         self._board.set(Word.LOG_LEVEL, log.level)
         self._token = secrets.token_hex(16)
@@ -147,6 +151,9 @@ class Supervisor:
                 self.log.event.warning("router_killed", reason=reason)
                 if self.children.router:
                     self.children.router.signal(signal.SIGKILL)
+            case cmd.CloseListeners(reason):
+                self.log.event.info("listeners_closed", reason=reason)
+                self._listeners.close()
             case cmd.TellRouter(message, reason):
                 sent = self.children.tell_router(message)
                 if not sent and self.children.router:
@@ -191,8 +198,8 @@ class Supervisor:
         """Make anew what somebody removed from the runtime directory: without it nobody could join, or steer."""
         runtime = self._instance.runtime
         gone = {path for path in (runtime.workers, runtime.control) if is_missing(path)}
-        if not self.pool.router.up or self.pool.router.stopping:
-            gone.discard(runtime.workers)  # not made yet, or taken away by the router itself
+        if not self.pool.router.up or self.pool.stop_asked_at is not None:
+            gone.discard(runtime.workers)  # a router that starts must be up to be replaced; of one that stops nothing is wanted
         if not gone:
             self._gone_since = None
         elif self._gone_since is None:
@@ -202,11 +209,13 @@ class Supervisor:
             self.log.event.error("sockets_vanished", paths=[str(path) for path in gone])
             try:
                 self._instance.restore()
-            except OSError as e:
+                if runtime.workers in gone:
+                    self._listeners.reopen_workers()
+            except (OSError, BindError) as e:
                 self.log.event.error("runtime_directory_lost", error=str(e))
                 return  # those who are connected still are: nothing is ended for what cannot be mended
             if runtime.workers in gone:
-                self.feed(ev.RouterDeaf())
+                self.feed(ev.RouterDeaf())  # it listens where nobody can come any more
             if runtime.control in gone:
                 self._reopening = self._loop.create_task(self._reopen_control())
 
@@ -242,8 +251,7 @@ class Supervisor:
 
     def _spawn_router(self, epoch: int, reason: str) -> None:
         spec = router_spec_from(
-            self.config, runtime=self._instance.runtime, epoch=epoch, token=self._token, slots=len(self.devices),
-            log=self.log_spec(),
+            self.config, listeners=self._listeners, epoch=epoch, token=self._token, slots=len(self.devices), log=self.log_spec(),
         )  # fmt: skip
         self.children.spawn_router(spec, reason)
 

@@ -8,7 +8,7 @@ import os
 import resource
 import signal
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from gpupool.paths import RuntimeDir, find_runtime_dir
 
 from .devices import DeviceError, DeviceTrouble, choose
 from .instance import AlreadyRunning, Instance, LeftoverProcesses
+from .listeners import BindError, Listeners
 from .loop import Supervisor
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def run(config: Config) -> int:
     except (AlreadyRunning, LeftoverProcesses) as e:
         log.event.error("already_running", error=str(e))
         code = Exit.ALREADY_RUNNING
-    except DeviceTrouble as e:
+    except (DeviceTrouble, BindError) as e:
         log.event.error("cannot_start", error=str(e))
         code = Exit.FAILED
     except DeviceError as e:
@@ -79,14 +80,15 @@ def _take_hold_of_inheritance() -> None:
 
 def _run(config: Config, log: Log) -> int:
     runtime = RuntimeDir(Path(config.pool.runtime_dir)) if config.pool.runtime_dir else find_runtime_dir(None)
-    instance = Instance(runtime)
-    try:
+    with ExitStack() as stack:
+        instance = stack.enter_context(closing(Instance(runtime)))
         devices = choose(
             config.pool.devices, os.environ, warn=lambda reason: log.event.warning("devices_passed_over", reason=reason)
         )
+        listeners = stack.enter_context(closing(Listeners(config.router.bind, runtime.workers)))
 
         async def main() -> int:
-            supervisor = Supervisor(config, log=log, instance=instance, devices=devices)
+            supervisor = Supervisor(config, log=log, instance=instance, devices=devices, listeners=listeners)
             gc.collect()
             gc.freeze()
             try:
@@ -100,5 +102,3 @@ def _run(config: Config, log: Log) -> int:
                 return Exit.FAILED
 
         return uvloop.run(main())
-    finally:
-        instance.close()

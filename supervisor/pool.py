@@ -18,14 +18,14 @@ from gpupool.exits import Exit as ExitCode
 
 from . import events as ev
 from .capacity import Capacity, Factors
-from .commands import Command, Quit, Report, SetLimits
+from .commands import CloseListeners, Command, Quit, Report, SetLimits
 from .lifecycle import COMING, Change, State
 from .policy import Policy
 from .router_life import RouterLife
 from .slot import Purpose, Slot, Step, forced
 from .workers import Gate, Workers
 
-#: At the pool's start: as often as this the router may fail to bind before the pool gives up.
+#: At the pool's start: as often as this the router may fail to come up before the pool gives up.
 _ROUTER_FIRST_TRIES: Final = 5
 #: A router without a beat for so long (or the heartbeat's time-out) does not count as serving.
 _ROUTER_LATE_S: Final = 1.0
@@ -63,6 +63,7 @@ class Pool:
         self.stop_asked_at: float | None = None
         self._drain_ends_at: float | None = None
         self._stopping_workers = False
+        self._listening = True
         self._told_expect: tuple[int, int, float] | None = None
         self._told_held: set[int] = set()
         self._told_avoided: set[int] = set()
@@ -128,9 +129,9 @@ class Pool:
             case ev.RouterUp(epoch, bind):
                 if epoch == self.router.epoch:
                     self._router_joined(bind, now)
-            case ev.RouterExited(epoch, exit_, message):
+            case ev.RouterExited(epoch, exit_):
                 if epoch == self.router.epoch:
-                    self._router_ended(exit_, message, now)
+                    self._router_ended(exit_, now)
             case ev.RouterDrained():
                 if self.stop_asked_at is not None and not self._stopping_workers:
                     self._stop_workers("drained", workers.gentle(), now)
@@ -235,7 +236,7 @@ class Pool:
         if self.stop_asked_at is not None:
             self.workers.tell("drain", "still stopping")
 
-    def _router_ended(self, exit_: ev.Exit, message: str, now: float) -> None:
+    def _router_ended(self, exit_: ev.Exit, now: float) -> None:
         stopping = self.stop_asked_at is not None
         for slot in self.slots:
             slot.joined = False
@@ -244,11 +245,10 @@ class Pool:
             if not self._stopping_workers:
                 self._stop_workers("the router is gone", self.workers.gentle(), now)
             return
-        cause = message or exit_.cause
-        fields = (("code", exit_.code), ("signal", exit_.signal), ("cause", cause), ("stderr", list(exit_.stderr)))
+        fields = (("code", exit_.code), ("signal", exit_.signal), ("cause", exit_.cause), ("stderr", list(exit_.stderr)))
         self._out.append(Report("router_exited", None, "error", fields))
         if not self.ever_ready and self.router.failures >= _ROUTER_FIRST_TRIES:
-            self._finish(ExitCode.FAILED, cause or "the router does not start")
+            self._finish(ExitCode.FAILED, f"the router does not start: {exit_.cause}")
             return
         self._out += commands
 
@@ -340,6 +340,9 @@ class Pool:
         if self.router.up:
             self._tell_router_of_slots()
         if self.stop_asked_at is not None:
+            if self._listening and not self.router.running:
+                self._listening = False
+                self._out.append(CloseListeners("no router runs, and none will"))
             if not any(s.alive and s.state != State.UNKILLABLE for s in self.slots):
                 self._stopping_workers = True
                 if self.router.running:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
@@ -55,11 +55,12 @@ class Child:
         board_fd: int,
         life_fd: int,
         log_fd: int,
+        more_fds: Collection[int] = (),
         on_exit: Callable[[Child], None],
         on_readable: Callable[[Child], None],
         on_line: Callable[[Child, str, str], None],
     ) -> None:
-        """Start `python -m module`.
+        """Start `python -m module`, which inherits `more_fds` under their numbers beside what every child does.
 
         Raises:
             OSError: when it cannot be started.
@@ -83,7 +84,7 @@ class Child:
                 # -P: the folder we were started in must not shadow a module of ours or of a library's.
                 [sys.executable, "-P", "-m", module],
                 env=env, stdin=subprocess.DEVNULL, stdout=pipes[0][1], stderr=pipes[1][1],
-                pass_fds=(board_fd, theirs.fileno(), life_fd, log_fd),
+                pass_fds=(board_fd, theirs.fileno(), life_fd, log_fd, *more_fds),
                 process_group=0,  # a terminal's Ctrl-C is ours to handle, and its helpers can be ended with it
             )  # fmt: skip
             self._pidfd = os.pidfd_open(self._process.pid)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gpupool.paths import RuntimeDir
 
     from .devices import Device
+    from .listeners import Listeners
 
 
 def policy_from(config: Config) -> Policy:
@@ -36,13 +37,15 @@ def policy_from(config: Config) -> Policy:
     )  # fmt: skip
 
 
-def router_spec_from(config: Config, *, runtime: RuntimeDir, epoch: int, token: str, slots: int, log: LogSpec) -> RouterSpec:
+def router_spec_from(config: Config, *, listeners: Listeners, epoch: int, token: str, slots: int, log: LogSpec) -> RouterSpec:
     """What the router is told."""
     r = config.router
     return RouterSpec(
-        pool=config.pool.name, epoch=epoch, token=token, bind=tuple(r.bind), workers_endpoint=f"ipc://{runtime.workers}",
-        slots=slots, models=config.specs, policy=r.policy, max_pending=r.max_pending, max_pending_bytes=r.max_pending_bytes,
-        max_client_share=r.max_client_share, target_delay_ms=r.target_delay_ms,
+        pool=config.pool.name, epoch=epoch, token=token, bind=tuple(each.address for each in listeners.clients),
+        bind_fds=tuple(each.fileno() for each in listeners.clients), workers_endpoint=listeners.workers.address,
+        workers_fd=listeners.workers.fileno(), slots=slots, models=config.specs, policy=r.policy,
+        max_pending=r.max_pending, max_pending_bytes=r.max_pending_bytes, max_client_share=r.max_client_share,
+        target_delay_ms=r.target_delay_ms,
         max_message_bytes=r.max_message_bytes, default_timeout_ms=r.default_timeout_ms, max_attempts=r.max_attempts, log=log,
     )  # fmt: skip
 

@@ -16,8 +16,8 @@ FOLDERS = (*PROCESSES, "supervisor/cards")
 #: Modules that may touch the clock, sockets, files, the environment or threads. All others only compute.
 SHELLS = {
     "supervisor": {
-        "__init__", "card_watch", "children", "control", "devices", "drill", "instance", "loop", "main", "notify", "oom", "probes", "process", "state_file",
-        "verbs",
+        "__init__", "card_watch", "children", "control", "devices", "drill", "instance", "listeners", "loop", "main", "notify", "oom", "probes",
+        "process", "state_file", "verbs",
     },
     "supervisor/cards": {
         "__init__", "card_reader", "inventory", "kernel_log", "probe", "side_car", "topology", "xid_watch",

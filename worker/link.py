@@ -2,7 +2,7 @@
 
 It runs from the first moment on, so that a stop is obeyed while a model loads. It registers with the router once the models are ready, and
 anew, on a new socket, whenever another router becomes the present one: then all that waited from the old one is dropped and results for it
-are thrown away, because nobody is left who knows its tickets.
+are thrown away, because nobody is left who knows its tickets; the new router is told of them, to count what ran in vain.
 
 It also decodes and encodes, in slices, beside the inference thread; whatever touches a request other than its samples happens here.
 """
@@ -90,6 +90,7 @@ class Link:
         self._replies: Replies
         self._done: deque[Done] = deque()
         self._results: list[Result] = []
+        self._late: list[Result] = []  # of the routers before: told to the present one for its count, without their frames
         self._epoch = 0
         self._welcomed = False
         self._hello_at = 0.0
@@ -276,12 +277,16 @@ class Link:
         while self._done:
             done = self._done.popleft()
             if done.batch.shares[0].item.owner.request.epoch != self._epoch:
+                self._late += [Result(ticket, ErrorCode.CANCELLED) for ticket in dict.fromkeys(done.batch.tickets)]
                 continue
             results = self._replies.of(done)
             for item, _, _ in done.batch.shares:  # a `many` request that failed in one row needs its other rows no more
                 if item.owner.request.failure is not None:
                     self._backlog.cancel(item.ticket)
             self._results += results
+        if self._late and self._welcomed:  # not before: nothing may hold up HELLO
+            self._results += self._late
+            self._late.clear()
         if self._results:
             results, self._results = self._results, []
             self._dealer.send(pack_results(results))

@@ -1,4 +1,10 @@
-"""One DEALER socket to a pool, set up so that the client always knows which requests a lost connection has swallowed."""
+"""One DEALER socket to a pool, set up so that the client always knows which requests a lost connection has swallowed.
+
+libzmq connects anew by itself, and would deliver what still waits in its pipe behind our back. ZMQ_IMMEDIATE is meant against that, but
+what is sent between the report of a broken connection and the pipe's end is lost without a word (seen as requests that hung until their
+deadline), and a pipe that it takes away while a message of several frames is read aborts the process (fq.cpp: !_more). So we send
+only between the report of a handshake and that of a break, and then make the connection, with its pipe, anew ourselves.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +35,6 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, curve: C
     sock = context.socket(zmq.DEALER)
     try:
         sock.linger = LINGER_MS
-        # Nothing is queued for a connection that is not there, and what was queued for one that breaks is dropped: so after a
-        # DISCONNECTED event every request sent before it is known to be lost, and none is delivered behind our back.
-        sock.immediate = True
         sock.rcvhwm = 0  # bounded by our own open requests; a limit here would make the pool drop replies
         sock.reconnect_ivl = 50
         sock.reconnect_ivl_max = 1000
@@ -43,7 +46,7 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, curve: C
             sock.curve_secretkey = _key(secret)
             sock.curve_publickey = public or zmq.curve_public(_key(secret))
             sock.curve_serverkey = _key(curve.server_key)
-        link = Link(sock, sock.get_monitor_socket(zmq.Event.DISCONNECTED))
+        link = Link(sock, sock.get_monitor_socket(zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_SUCCEEDED), endpoint)
     except BaseException:
         sock.close(0)
         raise
@@ -65,25 +68,33 @@ def _key(key: str | bytes | None) -> bytes:
 class Link:
     """The socket with its monitor; every call returns at once."""
 
-    def __init__(self, sock: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
+    def __init__(self, sock: zmq.Socket[bytes], monitor: zmq.Socket[bytes], endpoint: str) -> None:
         self.socket = sock
         self.monitor = monitor
         self.fds = (int(sock.fd), int(monitor.fd))
+        self.up = False  # there is a connection, as far as the last look tells
+        self._endpoint = endpoint
 
     def lost(self) -> bool:
         """Whether the connection broke since the last look. Look before each send, or the book-keeping is wrong."""
         lost = False
         while int(self.monitor.get(zmq.EVENTS)) & zmq.POLLIN:
-            recv_monitor_message(self.monitor, zmq.NOBLOCK)
-            lost = True
+            self.up = recv_monitor_message(self.monitor, zmq.NOBLOCK)["event"] == zmq.Event.HANDSHAKE_SUCCEEDED
+            lost |= not self.up
+        if lost:
+            self.up = False
+            self.socket.disconnect(self._endpoint)  # and with it all that waits to be sent, and answers to a life that is over
+            self.socket.connect(self._endpoint)
         return lost
 
     def ready(self, *, to_send: bool) -> bool:
         """Whether a message waits, or, where there is something to send, whether it can leave."""
-        return bool(int(self.socket.get(zmq.EVENTS)) & (zmq.POLLIN | zmq.POLLOUT if to_send else zmq.POLLIN))
+        return bool(int(self.socket.get(zmq.EVENTS)) & (zmq.POLLIN | zmq.POLLOUT if to_send and self.up else zmq.POLLIN))
 
     def send(self, message: list[bytes]) -> bool:
         """Send, or return False when there is no connection or no room."""
+        if not self.up:
+            return False
         try:
             self.socket.send_multipart(message, zmq.NOBLOCK)
         except zmq.Again:

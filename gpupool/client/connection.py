@@ -88,7 +88,7 @@ class Connection:
         return True
 
     def _turn(self, call: Call) -> None:
-        events = zmq.POLLIN if self.calls.next_unsent() is None else zmq.POLLIN | zmq.POLLOUT
+        events = zmq.POLLIN if self.calls.next_unsent() is None or not self._link.up else zmq.POLLIN | zmq.POLLOUT
         if events != self._events:
             self._events = events
             self._poller.modify(self._link.socket, events)

@@ -74,7 +74,7 @@ def test_an_ipc_address_takes_nothing_from_anybody(make_pool: MakePool) -> None:
             pool.start(ready=False)
             assert pool.process
             assert pool.process.wait(30) == 1
-            assert str(path) in pool.records("pool_quitting")[-1]["reason"]
+            assert str(path) in pool.records("cannot_start")[-1]["error"]
         assert file.read_text() == "keep me"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.connect(str(live))

@@ -169,7 +169,7 @@ def test_a_taken_address_is_told_and_ends_the_start(make_pool: MakePool) -> None
     second.start(ready=False)
     assert second.process
     assert second.process.wait(20) == 1
-    assert str(first.port) in second.records("pool_quitting")[-1]["reason"]
+    assert str(first.port) in second.records("cannot_start")[-1]["error"]
 
 
 def test_systemd_hears_ready_status_and_stopping(make_pool: MakePool, tmp_path: object) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import random
 import socket
-import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -324,24 +322,6 @@ def test_end_of_the_supervisors_line_ends_the_router(start_router: Start) -> Non
     router.channel.close()
 
     assert router.process.wait(5) == Exit.PARENT_GONE
-
-
-def test_address_in_use_is_told_and_fatal(start_router: Start) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-
-        router = start_router(up=False, bind=(address,))
-
-        assert address in router.expect("failed")["message"]
-        assert router.process.wait(5) == Exit.BAD_CONFIG
-
-
-def test_workers_socket_is_for_our_user_only(start_router: Start) -> None:
-    router = start_router()
-
-    mode = Path(router.spec.workers_endpoint.removeprefix("ipc://")).stat().st_mode
-
-    assert stat.S_IMODE(mode) & 0o177 == 0
 
 
 def test_beat_and_log_level_go_over_the_board(start_router: Start) -> None:

@@ -364,15 +364,40 @@ def test_a_router_that_is_not_known_to_be_up_may_answer_before_the_pool_ends() -
     commands = pool.handle(ev.WorkerExited(0, 1, ev.Exit(0, None, "exit code 0"), ()), 0.6)
 
     assert commands == [cmd.TellRouter({"t": "stop"}, "all workers have stopped")]
-    assert pool.handle(ev.RouterExited(1, ev.Exit(0, None, "exit code 0")), 0.7) == [cmd.Quit(Exit.OK, "stopped")]
+    assert pool.handle(ev.RouterExited(1, ev.Exit(0, None, "exit code 0")), 0.7) == [
+        cmd.CloseListeners("no router runs, and none will"),
+        cmd.Quit(Exit.OK, "stopped"),
+    ]
 
 
-def test_a_router_that_never_binds_ends_the_pool_with_its_words() -> None:
+def test_who_comes_when_the_last_router_has_ended_is_refused_and_not_kept_for_the_workers_end() -> None:
+    pool = Pool(1, POLICY, random.Random(1))
+    pool.handle(ev.Started(), 0.0)
+    pool.handle(ev.RouterUp(1, ["tcp://127.0.0.1:1"]), 0.1)
+    pool.handle(ev.WorkerJoined(0, 1), 1.0)
+    closes = cmd.CloseListeners("no router runs, and none will")
+
+    assert closes not in pool.handle(ev.StopAsked(), 2.0)
+    assert closes in pool.handle(ev.RouterExited(1, ev.Exit(None, "SIGKILL", "killed")), 2.1)
+    assert pool.handle(ev.WorkerExited(0, 1, ev.Exit(0, None, "exit code 0"), ()), 3.0) == [cmd.Quit(Exit.OK, "stopped")]
+
+
+def test_a_stop_between_two_routers_refuses_who_comes_at_once() -> None:
+    pool = Pool(1, POLICY, random.Random(1))
+    pool.handle(ev.Started(), 0.0)
+    for epoch in (1, 2):
+        commands = pool.handle(ev.RouterExited(epoch, ev.Exit(1, None, "exit code 1")), 0.1)
+    assert cmd.SpawnRouter(3, "died") not in commands  # waits before it tries again
+
+    assert cmd.CloseListeners("no router runs, and none will") in pool.handle(ev.StopAsked(), 0.2)
+
+
+def test_a_router_that_never_comes_up_ends_the_pool_with_its_cause() -> None:
     world = World(router_starts=False).start()
     world.run(20.0)
     assert world.quit_code == Exit.FAILED
     quits = [c for c in world.log if isinstance(c, cmd.Quit)]
-    assert quits[0].reason == "address in use"
+    assert quits[0].reason == "the router does not start: exit code 1"
 
 
 def test_a_sick_worker_is_replaced_without_blaming_its_requests() -> None:

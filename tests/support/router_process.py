@@ -20,6 +20,7 @@ from gpupool.channel import ENV_FD as CHANNEL_FD
 from gpupool.channel import Channel
 from gpupool.child import ENV_PARENT
 from gpupool.spec import BatchingSpec, LogSpec, ModelSpec, RouterSpec, to_message
+from gpupool.supervisor.listeners import Listeners
 
 TOKEN = "secret of this run"
 Ctx = zmq.Context[zmq.Socket[bytes]]
@@ -76,7 +77,12 @@ class RouterProcess:
             "pool": "test", "epoch": 1, "token": TOKEN, "bind": ("tcp://127.0.0.1:0",),
             "workers_endpoint": f"ipc://{folder}/workers.sock", "slots": 4, "models": models, "log": LogSpec(file=str(log_file)),
         }  # fmt: skip
-        self.spec = RouterSpec(**(values | options))
+        values |= options
+        self.listeners = Listeners(values["bind"], Path(values["workers_endpoint"].removeprefix("ipc://")))
+        values["bind"] = tuple(each.address for each in self.listeners.clients)
+        values["bind_fds"] = tuple(each.fileno() for each in self.listeners.clients)
+        values["workers_fd"] = self.listeners.workers.fileno()
+        self.spec = RouterSpec(**values)
         self.log = log_file
         self.context: Ctx = zmq.Context(1)
         self.board = Board.create(4)
@@ -84,7 +90,7 @@ class RouterProcess:
         env = os.environ | {
             CHANNEL_FD: str(theirs.fileno()), BOARD_FD: str(self.board.fd), ENV_PARENT: str(os.getpid()),
         }  # fmt: skip
-        fds = (theirs.fileno(), self.board.fd)
+        fds = (theirs.fileno(), self.board.fd, *self.spec.bind_fds, self.spec.workers_fd)
         self.process = subprocess.Popen([sys.executable, "-m", "gpupool.router"], env=env, pass_fds=fds)
         theirs.close()
         assert self.channel.send(to_message(self.spec))
@@ -147,6 +153,7 @@ class RouterProcess:
     def close(self) -> None:
         self.process.kill()
         self.process.wait(10)
+        self.listeners.close()
         self.channel.close()
         self.board.close()
         for sock in self._sockets:

@@ -80,7 +80,7 @@ class VirtualSupervisor(Actor):
             case cmd.Quit(code):
                 self.alive = False
                 u.quit(code)
-            case cmd.Report():
+            case cmd.Report() | cmd.CloseListeners():
                 pass
 
     def _spawn(self, slot: int, incarnation: int, reason: str) -> None:

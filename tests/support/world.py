@@ -143,7 +143,7 @@ class World:
                 if self.router_starts:
                     self.feed(ev.RouterUp(epoch, ["tcp://127.0.0.1:1"]))
                 else:
-                    self.feed(ev.RouterExited(epoch, ev.Exit(78, None, "exit code 78"), "address in use"))
+                    self.feed(ev.RouterExited(epoch, ev.Exit(1, None, "exit code 1")))
             case cmd.SignalWorker(slot, incarnation, name):
                 process = self.processes.get(slot)
                 if process and process.incarnation == incarnation:
