@@ -352,11 +352,12 @@ class Supervisor:
         return page(await self.status(), self.pool.workers.ends, xids)
 
     def _tell_systemd(self) -> None:
+        # First: who is told that we are ready may look at once.
+        self.notifier.status(summary(self.pool, int(self.children.last_books.get("pending", 0))))
         if self.pool.ready and not self._announced:
             self._announced = True
             self.notifier.ready()
             self.log.event.info("pool_ready", after_s=round(time.monotonic() - self._started_mono, 3))
-        self.notifier.status(summary(self.pool, int(self.children.last_books.get("pending", 0))))
 
     def _on_stop_signal(self, name: str) -> None:
         self.log.event.info("stop_asked", signal=name)
