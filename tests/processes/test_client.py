@@ -35,7 +35,7 @@ def test_cancelled_tasks_are_never_run_and_the_others_are(make_pool: MakePool) -
 
     async def main() -> None:
         async with AsyncClient(f"tcp://127.0.0.1:{pool.port}") as client:
-            tasks = [asyncio.create_task(client.infer({"i": n, "sleep": 1.5 if n == 0 else 0})) for n in range(40)]
+            tasks = [asyncio.create_task(client.infer({"i": n, "sleep": 3.0 if n == 0 else 0})) for n in range(40)]
             await asyncio.to_thread(pool.wait, lambda s: s["router"]["accepted_total"] == 40 and executed(pool) == {0})
             for task in tasks[1:30]:
                 task.cancel()
@@ -55,7 +55,7 @@ def test_what_is_open_when_a_client_closes_is_never_run(make_pool: MakePool) -> 
 
     async def leave_tasks() -> None:
         client = AsyncClient(endpoint)
-        tasks = [asyncio.create_task(client.infer({"i": n, "sleep": 2.0 if n == 0 else 0})) for n in range(20)]
+        tasks = [asyncio.create_task(client.infer({"i": n, "sleep": 3.0 if n == 0 else 0})) for n in range(20)]
         await asyncio.to_thread(pool.wait, lambda s: s["router"]["accepted_total"] == 20 and executed(pool) == {0})
         await client.close()
         assert all(isinstance(r, Cancelled) for r in await asyncio.gather(*tasks, return_exceptions=True))
@@ -63,7 +63,7 @@ def test_what_is_open_when_a_client_closes_is_never_run(make_pool: MakePool) -> 
     asyncio.run(leave_tasks())
 
     client = Client(endpoint)
-    replies = client.map(({"i": n, "sleep": 2.0 if n == 101 else 0} for n in range(100, 120)), concurrency=20)
+    replies = client.map(({"i": n, "sleep": 3.0 if n == 101 else 0} for n in range(100, 120)), concurrency=20)
     assert next(replies).result["i"] == 100
     pool.wait(lambda _: 101 in executed(pool))
     client.close()
