@@ -53,12 +53,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """A client's two budgets, shared by all its connections."""
+    """A client's two budgets, shared by all its connections; only requests that may be hedged deposit into that of the hedges."""
 
     retries: Budget = field(default_factory=lambda: Budget(share=RETRY_SHARE, burst=RETRY_BURST, per_s=RETRIES_PER_S))
     hedges: Budget = field(default_factory=lambda: Budget(share=HEDGE_SHARE, burst=HEDGE_BURST))
-
-    def deposit(self) -> None:
-        """Note a caller's request."""
-        self.retries.deposit()
-        self.hedges.deposit()

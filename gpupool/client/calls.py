@@ -101,7 +101,9 @@ class Calls:
         header["many"] = True if many else None
         header["retry"] = None if retry else False
         call = self.add(header, [body, *buffers], now, timeout=timeout, retries=retries, repeatable=retry)
-        call.hedge_after = hedge_after if retry else None
+        if hedge_after is not None and retry:
+            call.hedge_after = hedge_after
+            self._budgets.hedges.deposit()
         return call
 
     def add(
@@ -124,7 +126,7 @@ class Calls:
         self.open[call.id] = call
         self._queue(Attempt(call.id, call))
         self._due = min(self._due, call.deadline)
-        self._budgets.deposit()
+        self._budgets.retries.deposit()
         return call
 
     def wants_to_send(self) -> bool:

@@ -32,7 +32,8 @@ def test_withdrawals_stay_within_burst_share_and_time(requests: int, seconds: fl
     budgets, rng, now, retries, hedges = Budgets(), random.Random(seed), 0.0, 0, 0
     for _ in range(requests):
         now += seconds / max(requests, 1)
-        budgets.deposit()
+        budgets.retries.deposit()
+        budgets.hedges.deposit()
         for _ in range(rng.randrange(4)):
             retries += budgets.retries.withdraw(now)
             hedges += budgets.hedges.withdraw(now)

@@ -10,7 +10,9 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import msgpack
 import pytest
+import zmq
 
 from support.running import HERE, RunningPool
 
@@ -59,6 +61,32 @@ def test_the_client_for_node_keeps_its_promises(example: Path, make_pool: Callab
     runs = [i for note in pool.notes() for i in note["ids"]]
     assert not {2000, 2001} & set(runs)  # given up while they waited
     assert runs.count(3001) == 1  # must not run twice
+
+
+def test_the_client_for_node_speaks_curve(example: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    public, router.curve_secretkey = zmq.curve_keypair()
+    router.curve_server, router.linger = True, 0
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+    code = f"""
+        import {{ Client }} from "./gpupool.js";
+        const client = new Client("tcp://127.0.0.1:{port}", {{ curve: {{ serverKey: {public.decode()!r} }} }});
+        console.log((await client.infer("secret")).result);
+        await client.close();
+    """
+    command = ["node", "--input-type=module", "-e", code]
+    with subprocess.Popen(command, cwd=example, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as node:
+        try:
+            assert router.poll(20_000)
+            peer, header, body = router.recv_multipart()
+            reply = {"v": 1, "id": msgpack.unpackb(header)["id"], "code": "ok", "retryable": False}
+            router.send_multipart([peer, msgpack.packb(reply), body])
+            assert node.communicate(timeout=20)[0] == "secret\n"
+        finally:
+            node.kill()
+            router.close()
+            context.term()
 
 
 def test_the_example_prints_a_result(example: Path, make_pool: Callable[..., RunningPool]) -> None:

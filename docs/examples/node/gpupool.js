@@ -1,4 +1,4 @@
-// A gpupool client for Node, written from docs/protocol.md: deadlines, cancelling, retries, and requests that survive a lost connection.
+// A gpupool client for Node, written from docs/protocol.md: deadlines, cancelling, retries, lost connections.
 import { decode, encode } from "@msgpack/msgpack";
 import * as zmq from "zeromq";
 
@@ -65,7 +65,7 @@ export class Client {
     this.#receive();
   }
 
-  /** Run one sample, or with `many` a list. Resolves to { result, model, worker, timings_ms, … }; rejects with a PoolError. */
+  /** Run one sample, or with `many` a list: { result, model, worker, timings_ms, … }, or a PoolError. */
   infer(sample, { timeoutMs = this.timeoutMs, retry = true, signal, ...header } = {}) {
     if (!retry) header.retry = false;
     return this.#call(header, [encode(sample)], { timeoutMs, repeatable: retry, signal });
@@ -100,9 +100,10 @@ export class Client {
     if (signal?.aborted) return Promise.reject(signal.reason);
     this.#retryTokens = Math.min(RETRY_BURST, this.#retryTokens + RETRY_SHARE);
     return new Promise((resolve, reject) => {
-      const call = { header, frames, repeatable, resolve, reject, deadline: performance.now() + timeoutMs, failures: 0, id: null, sent: false };
-      const late = () => this.#giveUp(call, new PoolError({ code: "deadline_exceeded", retryable: true, message: `no reply within ${timeoutMs} ms` }));
-      call.timer = setTimeout(late, timeoutMs);
+      const deadline = performance.now() + timeoutMs;
+      const call = { header, frames, repeatable, resolve, reject, deadline, failures: 0, id: null, sent: false };
+      const late = { code: "deadline_exceeded", retryable: true, message: `no reply within ${timeoutMs} ms` };
+      call.timer = setTimeout(() => this.#giveUp(call, new PoolError(late)), timeoutMs);
       const aborted = () => this.#giveUp(call, signal.reason);
       signal?.addEventListener("abort", aborted, { once: true });
       call.forgetSignal = () => signal?.removeEventListener("abort", aborted);
@@ -165,7 +166,8 @@ export class Client {
         const result = body.length ? inPlace(decode(body), buffers) : null;
         return this.#end(call, call.resolve, { ...header, result });
       } catch (error) {
-        return this.#end(call, call.reject, new PoolError({ code: "internal", message: `the reply cannot be read: ${error.message}` }));
+        const unreadable = { code: "internal", message: `the reply cannot be read: ${error.message}` };
+        return this.#end(call, call.reject, new PoolError(unreadable));
       }
     }
     const error = new PoolError(header);
@@ -186,10 +188,11 @@ export class Client {
 
   // The connection broke: whatever was sent on it has no reply to hope for.
   #lost() {
+    const unknown = { code: "worker_lost", message: "connection lost; whether the request ran is not known" };
     for (const call of new Set(this.#open.values())) {
       if (!call.sent) continue;
       if (call.repeatable) this.#queue(call);
-      else this.#end(call, call.reject, new PoolError({ code: "worker_lost", message: "connection lost; whether the request ran is not known" }));
+      else this.#end(call, call.reject, new PoolError(unknown));
     }
   }
 
@@ -214,6 +217,7 @@ export class Client {
 function inPlace(node, buffers) {
   if (Array.isArray(node)) return node.map((member) => inPlace(member, buffers));
   if (node === null || typeof node !== "object" || node instanceof Uint8Array) return node;
-  if (Object.keys(node).length === 3 && "dtype" in node && "shape" in node && Number.isInteger(node.data)) return { ...node, data: buffers[node.data] };
+  const isTensor = Object.keys(node).length === 3 && "dtype" in node && "shape" in node && "data" in node;
+  if (isTensor) return Number.isInteger(node.data) ? { ...node, data: buffers[node.data] } : node;
   return Object.fromEntries(Object.entries(node).map(([key, value]) => [key, inPlace(value, buffers)]));
 }
