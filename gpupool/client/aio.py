@@ -300,12 +300,16 @@ class AsyncClient:
         link = self._link
         if link is None:
             return
-        if link.lost():
-            for call in self._calls.disconnected():
-                _wake(call)
+        self._look_for_loss(link)
         now = time.monotonic()
         while (message := self._calls.next_message(now)) is not None and link.send(message):
             self._calls.mark_sent(now)
+            self._look_for_loss(link)
+
+    def _look_for_loss(self, link: Link) -> None:
+        if link.lost():
+            for call in self._calls.disconnected():
+                _wake(call)
 
     def _set_timer(self) -> None:
         """Have a turn when something is due, and none while nothing is open."""

@@ -43,7 +43,7 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, curve: C
             sock.curve_secretkey = _key(secret)
             sock.curve_publickey = public or zmq.curve_public(_key(secret))
             sock.curve_serverkey = _key(curve.server_key)
-        link = Link(sock, sock.get_monitor_socket(zmq.Event.DISCONNECTED))
+        link = Link(sock, sock.get_monitor_socket(int(zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_SUCCEEDED)))
     except BaseException:
         sock.close(0)
         raise
@@ -63,27 +63,35 @@ def _key(key: str | bytes | None) -> bytes:
 
 
 class Link:
-    """The socket with its monitor; every call returns at once."""
+    """The socket with its monitor; every call returns at once.
+
+    Between a disconnection and libzmq's taking down the connection's queue there is a moment in which that queue still takes
+    messages, and loses them: so nothing is sent until the next connection has shaken hands.
+    """
 
     def __init__(self, sock: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
         self.socket = sock
         self.monitor = monitor
         self.fds = (int(sock.fd), int(monitor.fd))
+        self.up = False
 
     def lost(self) -> bool:
         """Whether the connection broke since the last look. Look before each send, or the book-keeping is wrong."""
         lost = False
         while int(self.monitor.get(zmq.EVENTS)) & zmq.POLLIN:
-            recv_monitor_message(self.monitor, zmq.NOBLOCK)
-            lost = True
+            self.up = recv_monitor_message(self.monitor, zmq.NOBLOCK)["event"] == zmq.Event.HANDSHAKE_SUCCEEDED
+            lost |= not self.up
+            self.socket.get(zmq.EVENTS)  # makes libzmq take note of the old queue's end
         return lost
 
     def ready(self, *, to_send: bool) -> bool:
         """Whether a message waits, or, where there is something to send, whether it can leave."""
-        return bool(int(self.socket.get(zmq.EVENTS)) & (zmq.POLLIN | zmq.POLLOUT if to_send else zmq.POLLIN))
+        return bool(int(self.socket.get(zmq.EVENTS)) & (zmq.POLLIN | zmq.POLLOUT if to_send and self.up else zmq.POLLIN))
 
     def send(self, message: list[bytes]) -> bool:
         """Send, or return False when there is no connection or no room."""
+        if not self.up:
+            return False
         try:
             self.socket.send_multipart(message, zmq.NOBLOCK)
         except zmq.Again:

@@ -66,16 +66,20 @@ class Connection:
 
     def flush(self) -> None:
         """Send what can be sent now."""
-        if self._link.lost():
-            self.calls.disconnected()
+        self._look_for_loss()
         now = time.monotonic()
         while (message := self.calls.next_message(now)) is not None and self._link.send(message):
             self.calls.mark_sent(now)
+            self._look_for_loss()
 
     def abandon(self, call: Call) -> None:
         """Drop a call, and tell the pool."""
         self.calls.abandon(call)
         self.flush()
+
+    def _look_for_loss(self) -> None:
+        if self._link.lost():
+            self.calls.disconnected()
 
     def close(self, *, timeout_s: float) -> bool:
         """Close the socket unless its thread is using it for longer than that; False then."""
@@ -88,7 +92,7 @@ class Connection:
         return True
 
     def _turn(self, call: Call) -> None:
-        events = zmq.POLLIN | zmq.POLLOUT if self.calls.wants_to_send() else zmq.POLLIN
+        events = zmq.POLLIN | zmq.POLLOUT if self._link.up and self.calls.wants_to_send() else zmq.POLLIN
         if events != self._events:
             self._events = events
             self._poller.modify(self._link.socket, events)

@@ -36,6 +36,8 @@ export class Client {
   #open = new Map(); // request id -> call
   #unsent = []; // what goes out next: { call, id } for a request, { cancel: id } for a cancel
   #sending = false;
+  #up = false; // between "handshake" and "disconnect"
+  #wake = () => {}; // called when that changes
   #closed = false;
   #last = 0;
   #retryTokens = RETRY_BURST;
@@ -61,6 +63,10 @@ export class Client {
       this.#socket.curveSecretKey = own.secretKey;
     }
     this.#socket.events.on("disconnect", () => this.#lost());
+    this.#socket.events.on("handshake", () => {
+      this.#up = true;
+      this.#wake();
+    });
     this.#socket.connect(endpoint);
     this.#receive();
   }
@@ -90,6 +96,7 @@ export class Client {
       this.#giveUp(call, new PoolError({ code: "cancelled", message: "the client was closed" }));
     }
     this.#closed = true;
+    this.#wake();
     const end = Date.now() + LINGER_MS;
     while (this.#sending && Date.now() < end) await new Promise((done) => setTimeout(done, 5));
     this.#socket.close();
@@ -120,12 +127,17 @@ export class Client {
     this.#send({ call, id });
   }
 
-  // A socket takes one message at a time; while there is no connection it takes none.
+  // A socket takes one message at a time. What it took just after a disconnection it would lose: so none until the next handshake.
   async #send(item) {
     this.#unsent.push(item);
     if (this.#sending) return;
     this.#sending = true;
     while (this.#unsent.length) {
+      if (!this.#up) {
+        if (this.#closed) break;
+        await new Promise((resolve) => (this.#wake = resolve));
+        continue;
+      }
       const { call, id, cancel } = this.#unsent[0];
       try {
         if (cancel) {
@@ -188,6 +200,7 @@ export class Client {
 
   // The connection broke: whatever was sent on it has no reply to hope for.
   #lost() {
+    this.#up = false;
     const unknown = { code: "worker_lost", message: "connection lost; whether the request ran is not known" };
     for (const call of new Set(this.#open.values())) {
       if (!call.sent) continue;
