@@ -8,20 +8,26 @@ calls are open a timer turns it twice a second in any case.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from types import TracebackType
 from typing import Any, Final, Literal, Self, Unpack, overload
 
 import zmq
 
-from gpupool.client.calls import DEFAULT_RETRIES, DEFAULT_TIMEOUT_S, Call, Calls, InferOptions, cancel_message
+from gpupool.client.budget import Budgets
+from gpupool.client.call import Call, InferOptions, check_hedge_after, filled
+from gpupool.client.calls import DEFAULT_RETRIES, DEFAULT_TIMEOUT_S, Calls
+from gpupool.client.chunks import Chunks
 from gpupool.client.connect import CurveKeys, Link, open_socket
 from gpupool.client.reply import Reply
 from gpupool.errors import Cancelled, GpuPoolError
 
 _TURN_EVERY_S: Final = 0.5
+_END: Final = object()
+_NOT_YET: Final = object()
 #: Messages read before other tasks get their turn.
 _BURST: Final = 256
 
@@ -38,14 +44,17 @@ class AsyncClient:
         *,
         timeout: float = DEFAULT_TIMEOUT_S,
         retries: int = DEFAULT_RETRIES,
+        hedge_after: float | None = None,
         server_key: str | None = None,
         secret_key: str | None = None,
     ) -> None:
+        check_hedge_after(hedge_after)
         self.endpoint = endpoint
         self.timeout = timeout
         self.retries = retries
+        self.hedge_after = hedge_after
         self._curve = CurveKeys(server_key, secret_key) if server_key else None
-        self._calls = Calls(endpoint)
+        self._calls = Calls(endpoint, budgets=Budgets())
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._link: Link | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -64,23 +73,16 @@ class AsyncClient:
         many: bool = False,
         key: str | None = None,
         retry: bool = True,
+        hedge_after: float | None = None,
         trace: str | None = None,
     ) -> Reply:
         """Run one sample, or with `many` a list of them; arguments and errors as for `Client.infer`."""
+        options: InferOptions = {
+            "model": model, "version": version, "timeout": timeout, "priority": priority, "key": key, "retry": retry,
+            "hedge_after": hedge_after, "trace": trace,
+        }  # fmt: skip
         self._connect()
-        call = self._calls.infer(
-            sample,
-            time.monotonic(),
-            timeout=self.timeout if timeout is None else timeout,
-            retries=self.retries,
-            retry=retry,
-            many=many,
-            model=model,
-            version=version,
-            priority=priority,
-            key=key,
-            trace=trace,
-        )
+        call = self._calls.infer(sample, time.monotonic(), many=many, **self._filled(options))
         return await self._finish(self._start(call))
 
     @overload
@@ -101,7 +103,7 @@ class AsyncClient:
         return_exceptions: bool,
         **options: Unpack[InferOptions],
     ) -> AsyncIterator[Reply | GpuPoolError]: ...
-    async def map(
+    def map(
         self,
         samples: Iterable[object] | AsyncIterable[object],
         *,
@@ -110,13 +112,44 @@ class AsyncClient:
         **options: Unpack[InferOptions],
     ) -> AsyncIterator[Reply | GpuPoolError]:
         """Run many samples as requests of their own, at most `concurrency` at a time; replies in order, as `Client.map`."""
+        return self._replies(samples, concurrency, self._filled(options), return_exceptions=return_exceptions)
+
+    async def stream(
+        self,
+        samples: Iterable[object] | AsyncIterable[object],
+        *,
+        chunk: int = 32,
+        concurrency: int = 4,
+        return_exceptions: bool = False,
+        **options: Unpack[InferOptions],
+    ) -> AsyncIterator[Any]:
+        """Run many small samples in requests of `chunk` of them; results in order, as `Client.stream`.
+
+        A chunk of an async iterable waits until it is full.
+        """
+        chunks = Chunks(chunk)
+        cut = chunks.cut_async(samples) if isinstance(samples, AsyncIterable) else chunks.cut(samples)
+        settings = {**self._filled(options), "many": True}
+        async with contextlib.aclosing(
+            self._replies(cut, concurrency, settings, return_exceptions=return_exceptions)
+        ) as replies:
+            async for outcome in replies:
+                for result in chunks.spread(outcome, return_exceptions=return_exceptions):
+                    yield result
+
+    async def _replies(
+        self,
+        samples: Iterable[object] | AsyncIterable[object],
+        concurrency: int,
+        settings: dict[str, Any],
+        *,
+        return_exceptions: bool,
+    ) -> AsyncGenerator[Reply | GpuPoolError, None]:
         if concurrency < 1:
             raise ValueError(f"concurrency: expected at least 1, got {concurrency}")
         self._connect()
         window: deque[Call] = deque()
-        settings: dict[str, Any] = dict(options)
-        if settings.get("timeout") is None:
-            settings["timeout"] = self.timeout
+        source = _Source(samples)
 
         async def finish() -> Reply | GpuPoolError:
             try:
@@ -127,16 +160,25 @@ class AsyncClient:
                 raise
 
         try:
-            async for sample in _each(samples):
-                if len(window) >= concurrency:
+            while True:
+                while window and (len(window) >= concurrency or window[0].outcome is not None):
                     yield await finish()
+                sample = await source.next(window[0].future if window else None)
+                if sample is _NOT_YET:
+                    continue
+                if sample is _END:
+                    break
                 self._connect()
-                window.append(self._start(self._calls.infer(sample, time.monotonic(), retries=self.retries, **settings)))
+                try:
+                    window.append(self._start(self._calls.infer(sample, time.monotonic(), **settings)))
+                except GpuPoolError as e:  # it cannot be sent: an error in its place, as any other
+                    window.append(Call.failed(e))
             while window:
                 yield await finish()
         finally:
             for call in window:
                 self._abandon(call)
+            await source.close()
 
     async def ping(self, *, timeout: float | None = None) -> float:
         """Ask the router whether it is there; returns the round trip in seconds."""
@@ -157,8 +199,9 @@ class AsyncClient:
         link, context, loop = self._link, self._context, self._loop
         if link is None or context is None or loop is None:
             return
-        for call in list(self._calls.open.values()):
-            self._abandon(call)
+        for call in self._calls.abandon_all():
+            _wake(call)
+        self._flush()
         for fd in link.fds:
             loop.remove_reader(fd)
         if self._timer is not None:
@@ -181,6 +224,9 @@ class AsyncClient:
         seconds = self.timeout if timeout is None else timeout
         call = self._calls.add({"type": kind}, [], time.monotonic(), timeout=seconds, retries=self.retries)
         return await self._finish(self._start(call))
+
+    def _filled(self, options: InferOptions) -> dict[str, Any]:
+        return filled(options, timeout=self.timeout, retries=self.retries, hedge_after=self.hedge_after)
 
     def _connect(self) -> None:
         if self._closed:
@@ -210,17 +256,17 @@ class AsyncClient:
     async def _finish(self, call: Call) -> Reply:
         """Wait until the call has an outcome; the future only wakes, so that an outcome nobody fetches makes no noise."""
         try:
-            await call.future
+            if call.outcome is None:
+                await call.future
         except asyncio.CancelledError:
             self._abandon(call)
             raise
         return call.result()
 
     def _abandon(self, call: Call) -> None:
-        message = self._calls.abandon(call)
-        if message is not None and self._link is not None and not self._look_for_loss(self._link):
-            self._link.send([message])
-            self._turn_soon()
+        self._calls.abandon(call)
+        self._flush()
+        self._turn_soon()
         _wake(call)
 
     def _turn_soon(self) -> None:
@@ -244,11 +290,9 @@ class AsyncClient:
         else:
             self._turn_soon()
         for late in self._calls.expire(time.monotonic()):
-            if late.sent and not self._look_for_loss(link):
-                link.send([cancel_message(late)])
             _wake(late)
         self._flush()
-        if link.ready(to_send=self._calls.next_unsent() is not None):  # what came meanwhile may have lost its report
+        if link.ready(to_send=self._calls.wants_to_send()):  # what came meanwhile may have lost its report
             self._turn_soon()
         self._set_timer()
 
@@ -258,15 +302,14 @@ class AsyncClient:
             return
         self._look_for_loss(link)
         now = time.monotonic()
-        while (call := self._calls.next_unsent()) is not None and link.send(self._calls.message(call, now)):
-            self._calls.mark_sent(call)
+        while (message := self._calls.next_message(now)) is not None and link.send(message):
+            self._calls.mark_sent(now)
+            self._look_for_loss(link)
 
-    def _look_for_loss(self, link: Link) -> bool:
-        if not link.lost():
-            return False
-        for call in self._calls.disconnected():
-            _wake(call)
-        return True
+    def _look_for_loss(self, link: Link) -> None:
+        if link.lost():
+            for call in self._calls.disconnected():
+                _wake(call)
 
     def _set_timer(self) -> None:
         """Have a turn when something is due, and none while nothing is open."""
@@ -290,10 +333,29 @@ def _wake(call: Call) -> None:
         call.future.set_result(None)
 
 
-async def _each(samples: Iterable[object] | AsyncIterable[object]) -> AsyncIterator[object]:
-    if isinstance(samples, AsyncIterable):
-        async for sample in samples:
-            yield sample
-    else:
-        for sample in samples:
-            yield sample
+class _Source:
+    """The samples of a `map`, one at a time; an async iterable is asked in a task, so that replies need not wait for it."""
+
+    def __init__(self, samples: Iterable[object] | AsyncIterable[object]) -> None:
+        self._async = aiter(samples) if isinstance(samples, AsyncIterable) else None
+        self._plain = iter(()) if isinstance(samples, AsyncIterable) else iter(samples)
+        self._task: asyncio.Future[object] | None = None
+
+    async def next(self, beside: asyncio.Future[None] | None) -> object:
+        """Return the next sample, or _END; or _NOT_YET where what is awaited beside it came first."""
+        if self._async is None:
+            return next(self._plain, _END)
+        if self._task is None:
+            self._task = asyncio.ensure_future(anext(self._async, _END))
+        waiting: set[asyncio.Future[Any]] = {self._task} if beside is None else {self._task, beside}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if not self._task.done():
+            return _NOT_YET
+        task, self._task = self._task, None
+        return task.result()
+
+    async def close(self) -> None:
+        """Ask for no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)

@@ -7,13 +7,16 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, overload
 
 import zmq
 
-from gpupool.client.calls import DEFAULT_RETRIES, DEFAULT_TIMEOUT_S, Call, InferOptions
+from gpupool.client.budget import Budgets
+from gpupool.client.call import Call, InferOptions, check_hedge_after, filled
+from gpupool.client.calls import DEFAULT_RETRIES, DEFAULT_TIMEOUT_S
+from gpupool.client.chunks import Chunks
 from gpupool.client.connect import CurveKeys
 from gpupool.client.connection import SLICE_S, Connection
 from gpupool.client.reply import Reply
@@ -26,7 +29,10 @@ class Client:
     Args:
         endpoint: where the router listens, such as "tcp://127.0.0.1:5555".
         timeout: seconds that a request may take in all, retries included, unless it brings its own.
-        retries: how often to try again what the pool answered with a retryable error; 0 turns it off.
+        retries: how often to try again what the pool answered with a retryable error, as long as not more than about a fifth of
+            the client's requests are retried; 0 turns it off.
+        hedge_after: seconds without a reply after which a request is sent a second time, for 5 % of the requests at most; the first
+            good answer counts. None: never. A time that 95 % of the replies keep is a good one.
         server_key: the pool's public CURVE key; turns encryption on.
         secret_key: this client's own CURVE key, for pools that know their clients.
 
@@ -39,12 +45,16 @@ class Client:
         *,
         timeout: float = DEFAULT_TIMEOUT_S,
         retries: int = DEFAULT_RETRIES,
+        hedge_after: float | None = None,
         server_key: str | None = None,
         secret_key: str | None = None,
     ) -> None:
+        check_hedge_after(hedge_after)
         self.endpoint = endpoint
         self.timeout = timeout
         self.retries = retries
+        self.hedge_after = hedge_after
+        self._budgets = Budgets()
         self._curve = CurveKeys(server_key, secret_key) if server_key else None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._local = threading.local()
@@ -69,6 +79,7 @@ class Client:
         many: bool = False,
         key: str | None = None,
         retry: bool = True,
+        hedge_after: float | None = None,
         trace: str | None = None,
     ) -> Reply:
         """Run one sample, or with `many` a list of samples whose results come back as a list.
@@ -82,26 +93,19 @@ class Client:
             many: the sample is a list of samples.
             key: for models that keep the last good reply per key.
             retry: False: never run it twice, not even when a worker or the connection is lost.
+            hedge_after: seconds; default: the client's. `math.inf`: not this one.
             trace: W3C traceparent; carried to the router, which does nothing with it yet.
 
         Raises:
             GpuPoolError: the class of the reply's code; DeadlineExceeded also when nobody answers at all.
         """
+        options: InferOptions = {
+            "model": model, "version": version, "timeout": timeout, "priority": priority, "key": key, "retry": retry,
+            "hedge_after": hedge_after, "trace": trace,
+        }  # fmt: skip
         connection = self._connection()
         with connection.held():
-            call = connection.calls.infer(
-                sample,
-                time.monotonic(),
-                timeout=self.timeout if timeout is None else timeout,
-                retries=self.retries,
-                retry=retry,
-                many=many,
-                model=model,
-                version=version,
-                priority=priority,
-                key=key,
-                trace=trace,
-            )
+            call = connection.calls.infer(sample, time.monotonic(), many=many, **self._filled(options))
             return connection.wait(call)
 
     @overload
@@ -130,13 +134,47 @@ class Client:
         Samples are taken as they are needed, so they may be a generator without end. Consume it in one thread. An error is raised
         in its place and ends the iteration, or is yielded with `return_exceptions`. Options as for `infer`.
         """
+        return self._replies(samples, concurrency, self._filled(options), return_exceptions=return_exceptions)
+
+    def stream(
+        self,
+        samples: Iterable[object],
+        *,
+        chunk: int = 32,
+        concurrency: int = 4,
+        return_exceptions: bool = False,
+        **options: Unpack[InferOptions],
+    ) -> Iterator[Any]:
+        """Run many small samples in requests of `chunk` of them, at most `concurrency` requests at a time; results in order.
+
+        Yields the results themselves, one for each sample, a chunk's as soon as it and those before it are there. Cheaper than
+        `map`, which makes a request of each sample; but a chunk's samples share its fate: an error of one is the error of all. It
+        is raised in the place of the first, or yielded for each with `return_exceptions`. Otherwise as `map`; `timeout` is a
+        chunk's.
+        """
+        chunks = Chunks(chunk)
+        settings = {**self._filled(options), "many": True}
+        replies = self._replies(chunks.cut(samples), concurrency, settings, return_exceptions=return_exceptions)
+        with contextlib.closing(replies):
+            for outcome in replies:
+                yield from chunks.spread(outcome, return_exceptions=return_exceptions)
+
+    def _replies(
+        self, samples: Iterable[object], concurrency: int, settings: dict[str, Any], *, return_exceptions: bool
+    ) -> Generator[Reply | GpuPoolError, None, None]:
         if concurrency < 1:
             raise ValueError(f"concurrency: expected at least 1, got {concurrency}")
         connection = self._connection()
         window: deque[Call] = deque()
-        settings: dict[str, Any] = dict(options)
-        if settings.get("timeout") is None:
-            settings["timeout"] = self.timeout
+
+        def start(sample: object) -> Call:
+            with connection.held():
+                try:
+                    call = connection.calls.infer(sample, time.monotonic(), **settings)
+                except GpuPoolError as e:  # it cannot be sent: an error in its place, as any other
+                    return Call.failed(e)
+                connection.flush()
+                return call
 
         def finish() -> Reply | GpuPoolError:
             with connection.held():
@@ -151,9 +189,7 @@ class Client:
             for sample in samples:
                 if len(window) >= concurrency:
                     yield finish()
-                with connection.held():
-                    window.append(connection.calls.infer(sample, time.monotonic(), retries=self.retries, **settings))
-                    connection.flush()
+                window.append(start(sample))
             while window:
                 yield finish()
         finally:
@@ -202,6 +238,9 @@ class Client:
             )
             return connection.wait(call)
 
+    def _filled(self, options: InferOptions) -> dict[str, Any]:
+        return filled(options, timeout=self.timeout, retries=self.retries, hedge_after=self.hedge_after)
+
     def _connection(self) -> Connection:
         if os.getpid() != self._pid:
             raise RuntimeError("this client was made before a fork; ZeroMQ does not survive one, make a client in the child")
@@ -209,7 +248,7 @@ class Client:
         if connection is None:
             if self._closed.is_set():
                 raise Cancelled("the client is closed")
-            connection = Connection(self._context, self.endpoint, self._curve, self._closed)
+            connection = Connection(self._context, self.endpoint, self._curve, self._budgets, self._closed)
             self._local.connection = connection
             with self._lock:
                 gone = [c for c in self._connections if not c.thread.is_alive()]

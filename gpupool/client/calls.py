@@ -3,6 +3,9 @@
 A call is open from `add` until it has an outcome: its reply, an error, or the end of its time. A lost connection puts every call
 sent on it back into the queue under its old id: the pool knows a connection by its socket, so the id cannot meet its older self.
 Such a resend is not counted as a retry; the call's deadline bounds it.
+
+A call that waits longer than its `hedge_after` is sent a second time, once, under an id of its own. The first good answer, or the
+first that nothing can change, ends the call; what else the pool holds of it is cancelled.
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ import os
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
+from gpupool.client.budget import Budgets
+from gpupool.client.call import Attempt, Call, check_hedge_after
 from gpupool.client.reply import Reply, read_reply
 from gpupool.errors import (
     Cancelled,
@@ -33,64 +37,33 @@ from gpupool.wire import MAX_ROWS, MAX_TIMEOUT_MS, WireError, pack_request, pars
 MAX_MESSAGE_BYTES: Final = 64 << 20
 #: Open calls of one connection; more than that is a caller without a bound of its own.
 MAX_OPEN: Final = 65536
+#: Ids remembered after their call has ended, to know their late answers by.
+MAX_GIVEN_UP: Final = 4096
 DEFAULT_TIMEOUT_S: Final = 30.0
 DEFAULT_RETRIES: Final = 3
 #: Wait before retry n: a random part of FIRST * 2**n ("full jitter", Brooker, AWS Architecture Blog 2015), on top of what the pool
 #: asked for. Clients refused together must not come back together.
 FIRST_BACKOFF_S: Final = 0.25
 MAX_BACKOFF_S: Final = 5.0
-#: Answers that mean that the model's code did not run: safe to repeat even for a request that must not run twice.
+#: Answers that mean that the model's code did not run, where no execution was begun: safe to repeat even for a request that must not
+#: run twice. (A pool that stops answers `draining` to what is running, too.)
 _NEVER_RAN: Final = frozenset({ErrorCode.OVERLOADED, ErrorCode.NO_WORKERS, ErrorCode.DRAINING})
 
 
-class InferOptions(TypedDict, total=False):
-    """The keywords of `infer`, as `map` passes them on."""
-
-    model: str | None
-    version: str | None
-    timeout: float | None
-    priority: int | None
-    key: str | None
-    retry: bool
-    trace: str | None
-
-
-@dataclass(slots=True, eq=False)
-class Call:
-    """One request until it has an outcome; `future` belongs to the asyncio client."""
-
-    id: str
-    header: dict[str, Any]
-    frames: Sequence[bytes]
-    timeout: float
-    deadline: float
-    retries: int
-    repeatable: bool
-    failures: int = 0
-    sent: bool = False
-    not_before: float | None = None  # set while it waits to be tried again
-    outcome: Reply | GpuPoolError | None = None
-    future: Any = None
-
-    def result(self) -> Reply:
-        """Return the reply or raise the error; only once there is an outcome."""
-        if isinstance(self.outcome, GpuPoolError):
-            raise self.outcome
-        assert self.outcome is not None
-        return self.outcome
-
-
 class Calls:
-    """The calls of one connection; `endpoint` is for messages only."""
+    """The calls of one connection; `endpoint` is for messages only. `budgets` are those of the client."""
 
-    def __init__(self, endpoint: str, *, rng: random.Random | None = None) -> None:
+    def __init__(self, endpoint: str, *, budgets: Budgets | None = None, rng: random.Random | None = None) -> None:
         self.open: dict[str, Call] = {}
-        self.strays = 0  # messages that belong to no open call: late answers mostly
+        self.strays = 0  # messages that answer nothing we asked
         self._endpoint = endpoint
+        self._budgets = budgets or Budgets()
         self._rng = rng or random.Random()
         self._prefix = os.urandom(4).hex()
         self._last = 0
-        self._unsent: deque[Call] = deque()
+        self._attempts: dict[str, Attempt] = {}  # without an answer, by their ids
+        self._given_up: dict[str, None] = {}  # in the order in which they were given up
+        self._outgoing: deque[Attempt | str] = deque()  # attempts to send, and ids to cancel
         # Lower bound of the next moment at which `expire` has work. Calls that end early leave it too low, which costs one look.
         self._due = math.inf
 
@@ -103,14 +76,16 @@ class Calls:
         timeout: float = DEFAULT_TIMEOUT_S,
         retries: int = DEFAULT_RETRIES,
         retry: bool = True,
+        hedge_after: float | None = None,
         **header: Any,
     ) -> Call:
         """Encode a request and open a call for it.
 
         Raises:
             GpuPoolError: InvalidInput or BadRequest for what cannot be sent, TooLarge, Overloaded.
-            ValueError: for a timeout that is none.
+            ValueError: for a timeout or a hedge_after that is none.
         """
+        check_hedge_after(hedge_after)
         if many:
             if not isinstance(sample, (list, tuple)):
                 raise TypeError(f"many: expected a list of samples, got {type(sample).__name__}")
@@ -125,7 +100,11 @@ class Calls:
             raise TooLarge(f"request has {size} bytes, the limit is {MAX_MESSAGE_BYTES}")
         header["many"] = True if many else None
         header["retry"] = None if retry else False
-        return self.add(header, [body, *buffers], now, timeout=timeout, retries=retries, repeatable=retry)
+        call = self.add(header, [body, *buffers], now, timeout=timeout, retries=retries, repeatable=retry)
+        if hedge_after is not None and retry:
+            call.hedge_after = hedge_after
+            self._budgets.hedges.deposit()
+        return call
 
     def add(
         self,
@@ -145,29 +124,35 @@ class Calls:
         self._last += 1
         call = Call(f"{self._prefix}-{self._last}", header, frames, timeout, now + timeout, retries, repeatable)
         self.open[call.id] = call
-        self._unsent.append(call)
+        self._queue(Attempt(call.id, call))
         self._due = min(self._due, call.deadline)
+        self._budgets.retries.deposit()
         return call
 
-    def next_unsent(self) -> Call | None:
-        """The call to send next; stays so until `mark_sent`."""
-        while self._unsent:
-            call = self._unsent[0]
-            if call.outcome is None:
-                return call
-            self._unsent.popleft()
-        return None
+    def wants_to_send(self) -> bool:
+        """Whether there is a next message."""
+        return self._head() is not None
 
-    def message(self, call: Call, now: float) -> list[bytes]:
-        """The frames of a call, with the time that it has left now."""
+    def next_message(self, now: float) -> list[bytes] | None:
+        """Return the frames to send next, requests with the time that they have left now; the same until `mark_sent`."""
+        head = self._head()
+        if head is None:
+            return None
+        if isinstance(head, str):
+            return [pack_request({"type": "cancel", "id": head})]
+        call = head.call
         left_ms = max(1, math.ceil((call.deadline - now) * 1000))
-        return [pack_request({**call.header, "id": call.id, "timeout_ms": left_ms}), *call.frames]
+        return [pack_request({**call.header, "id": head.id, "timeout_ms": left_ms}), *call.frames]
 
-    def mark_sent(self, call: Call) -> None:
-        """Note that the call from `next_unsent` is on its way."""
-        assert self._unsent[0] is call
-        self._unsent.popleft()
-        call.sent = True
+    def mark_sent(self, now: float) -> None:
+        """Note that the message from `next_message` is on its way."""
+        head = self._outgoing.popleft()
+        if isinstance(head, str):
+            return
+        head.sent = True
+        if head.call.hedge_after is not None:
+            head.call.hedge_at = now + head.call.hedge_after
+            self._due = min(self._due, head.call.hedge_at)
 
     def receive(self, message: Sequence[bytes], now: float) -> Call | None:
         """Take a message from the pool; the call that it ended, if it did end one."""
@@ -177,10 +162,15 @@ class Calls:
             self.strays += 1
             return None
         request_id = header.get("id")
-        call = self.open.get(request_id) if type(request_id) is str else None
-        if call is None:
-            self.strays += 1
+        attempt = self._attempts.pop(request_id, None) if type(request_id) is str else None
+        if attempt is None:
+            if type(request_id) is str and request_id in self._given_up:
+                del self._given_up[request_id]
+            else:
+                self.strays += 1
             return None
+        call = attempt.call
+        call.attempts.remove(attempt)
         if header["code"] == "ok":
             return self._end(call, read_reply(call.id, header, message))
         error = error_from_code(
@@ -190,28 +180,32 @@ class Calls:
             retry_after_ms=header.get("retry_after_ms"),
             field=header.get("field"),
         )
-        if self._try_again(call, error, now):
+        if error.retryable and call.attempts:
+            return None  # the other one may still do better
+        if self._try_again(call, error, now, began=bool(header.get("attempts"))):
             return None
         return self._end(call, error)
 
     def disconnected(self) -> list[Call]:
         """The connection broke: queue what was sent on it again; returns the calls that this ended."""
         ended = []
-        lost = [call for call in self.open.values() if call.sent]
-        for call in lost:
-            call.sent = False
+        self._given_up.clear()
+        self._outgoing = deque(head for head in self._outgoing if not isinstance(head, str))
+        for call in [call for call in self.open.values() if call.sent]:
+            again, *_ = call.attempts
+            for attempt in call.attempts:
+                del self._attempts[attempt.id]
+            call.attempts.clear()
+            call.hedge_at = None
             if call.repeatable:
-                self._unsent.append(call)
+                self._queue(Attempt(again.id, call))
             else:
                 words = f"connection to {self._endpoint} lost; whether the request ran is not known, and it must not run twice"
                 ended.append(self._end(call, WorkerLost(words, retryable=False)))
         return ended
 
     def expire(self, now: float) -> list[Call]:
-        """End the calls whose time is over and queue those that have waited for their retry.
-
-        The pool may still be working on what ended here while `sent`: send it a `cancel_message`.
-        """
+        """End the calls whose time is over; queue those that have waited for their retry, and hedges."""
         if now < self._due:
             return []
         ended = []
@@ -223,43 +217,75 @@ class Calls:
                 continue
             if call.not_before is not None and call.not_before <= now:
                 call.not_before = None
-                self._unsent.append(call)
-            self._due = min(self._due, call.deadline, math.inf if call.not_before is None else call.not_before)
+                self._queue(Attempt(call.id, call))
+            if call.hedge_at is not None and call.hedge_at <= now:
+                self._hedge(call, now)
+            self._due = min(self._due, call.deadline, *(at for at in (call.not_before, call.hedge_at) if at is not None))
         return ended
 
     def due(self) -> float:
         """When `expire` should be called next, at the latest; infinite when nothing is open."""
         return self._due if self.open else math.inf
 
-    def abandon(self, call: Call) -> bytes | None:
-        """Give a call up; the `cancel` header to send where the pool may be working on it."""
-        if call.outcome is not None:
-            return None
-        self._end(call, Cancelled("given up by the caller"))
-        return cancel_message(call) if call.sent else None
+    def abandon(self, call: Call) -> None:
+        """Give a call up; the pool is told with the next messages."""
+        if call.outcome is None:
+            self._end(call, Cancelled("given up by the caller"))
 
-    def _try_again(self, call: Call, error: GpuPoolError, now: float) -> bool:
+    def abandon_all(self) -> list[Call]:
+        """Give up every call that is open, and return them."""
+        calls = list(self.open.values())
+        for call in calls:
+            self.abandon(call)
+        return calls
+
+    def _head(self) -> Attempt | str | None:
+        while self._outgoing:
+            head = self._outgoing[0]
+            if isinstance(head, str) or self._attempts.get(head.id) is head:
+                return head
+            self._outgoing.popleft()  # its call has ended
+        return None
+
+    def _queue(self, attempt: Attempt) -> None:
+        self._attempts[attempt.id] = attempt
+        attempt.call.attempts.append(attempt)
+        self._outgoing.append(attempt)
+
+    def _hedge(self, call: Call, now: float) -> None:
+        call.hedge_at = None
+        if self._budgets.hedges.withdraw(now):
+            call.hedge_after = None  # once
+            self._queue(Attempt(f"{call.id}h", call))
+
+    def _try_again(self, call: Call, error: GpuPoolError, now: float, *, began: bool) -> bool:
         if not error.retryable or error.code is ErrorCode.DEADLINE_EXCEEDED or call.failures >= call.retries:
             return False
-        if not call.repeatable and error.code not in _NEVER_RAN:
+        if not call.repeatable and (began or error.code not in _NEVER_RAN):
             return False
         wait = self._rng.uniform(0, min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0**call.failures))
         if isinstance(error.retry_after_ms, (int, float)):
             wait += max(0, error.retry_after_ms) / 1000
         if now + wait >= call.deadline:
             return False
+        if not self._budgets.retries.withdraw(now):
+            error.add_note("not tried again: too large a share of this client's requests is being retried already")
+            return False
         call.failures += 1
-        call.sent = False
         call.not_before = now + wait
+        call.hedge_at = None
         self._due = min(self._due, call.not_before)
         return True
 
     def _end(self, call: Call, outcome: Reply | GpuPoolError) -> Call:
         call.outcome = outcome
         del self.open[call.id]
+        for attempt in call.attempts:
+            del self._attempts[attempt.id]
+            if attempt.sent:  # first in the queue: it makes room in the pool
+                self._outgoing.appendleft(attempt.id)
+                self._given_up[attempt.id] = None
+        while len(self._given_up) > MAX_GIVEN_UP:
+            del self._given_up[next(iter(self._given_up))]
+        call.attempts.clear()
         return call
-
-
-def cancel_message(call: Call) -> bytes:
-    """The header that tells the pool to drop a request."""
-    return pack_request({"type": "cancel", "id": call.id})

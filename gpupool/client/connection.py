@@ -10,7 +10,9 @@ from collections.abc import Iterator
 
 import zmq
 
-from gpupool.client.calls import Call, Calls, cancel_message
+from gpupool.client.budget import Budgets
+from gpupool.client.call import Call
+from gpupool.client.calls import Calls
 from gpupool.client.connect import CurveKeys, open_socket
 from gpupool.client.reply import Reply
 from gpupool.errors import Cancelled
@@ -23,10 +25,15 @@ class Connection:
     """One thread's socket and calls."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, curve: CurveKeys | None, closed: threading.Event
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        curve: CurveKeys | None,
+        budgets: Budgets,
+        closed: threading.Event,
     ) -> None:
         self.thread = threading.current_thread()
-        self.calls = Calls(endpoint)
+        self.calls = Calls(endpoint, budgets=budgets)
         self._link = open_socket(context, endpoint, curve)
         self._closed = closed
         self._lock = threading.Lock()
@@ -61,21 +68,18 @@ class Connection:
         """Send what can be sent now."""
         self._look_for_loss()
         now = time.monotonic()
-        while (call := self.calls.next_unsent()) is not None and self._link.send(self.calls.message(call, now)):
-            self.calls.mark_sent(call)
+        while (message := self.calls.next_message(now)) is not None and self._link.send(message):
+            self.calls.mark_sent(now)
+            self._look_for_loss()
 
     def abandon(self, call: Call) -> None:
         """Drop a call, and tell the pool."""
-        message = self.calls.abandon(call)
-        if message is not None and not self._look_for_loss():
-            self._link.send([message])
+        self.calls.abandon(call)
+        self.flush()
 
-    def _look_for_loss(self) -> bool:
-        """Whether the connection was lost since the last look: told once, so whoever hears it says it to the calls."""
-        lost = self._link.lost()
-        if lost:
+    def _look_for_loss(self) -> None:
+        if self._link.lost():
             self.calls.disconnected()
-        return lost
 
     def close(self, *, timeout_s: float) -> bool:
         """Close the socket unless its thread is using it for longer than that; False then."""
@@ -88,7 +92,7 @@ class Connection:
         return True
 
     def _turn(self, call: Call) -> None:
-        events = zmq.POLLIN if self.calls.next_unsent() is None or not self._link.up else zmq.POLLIN | zmq.POLLOUT
+        events = zmq.POLLIN | zmq.POLLOUT if self._link.up and self.calls.wants_to_send() else zmq.POLLIN
         if events != self._events:
             self._events = events
             self._poller.modify(self._link.socket, events)
@@ -97,14 +101,16 @@ class Connection:
         while (message := self._link.receive()) is not None:
             self.calls.receive(message, time.monotonic())
             if call.outcome is not None:
+                if self.calls.wants_to_send():  # a hedged call leaves one to cancel
+                    self.flush()
                 return
-        for late in self.calls.expire(time.monotonic()):
-            if late.sent and not self._look_for_loss():
-                self._link.send([cancel_message(late)])
+        self.calls.expire(time.monotonic())
         if self._closed.is_set():
             raise Cancelled("the client was closed")
         self.flush()
 
     def _close(self) -> None:
         if not self._link.socket.closed:
+            self.calls.abandon_all()
+            self.flush()
             self._link.close()

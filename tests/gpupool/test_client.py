@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import subprocess
 import sys
 import threading
@@ -458,3 +459,169 @@ def test_async_client_belongs_to_one_loop(router: FakeRouter) -> None:
         with asyncio.Runner() as other, pytest.raises(RuntimeError, match="another event loop"):
             other.run(use())
         one.run(client.close())
+
+
+def hedges_only(header: dict[str, Any], frames: list[bytes]) -> list[list[bytes]]:
+    return echo(header, frames) if header["id"].endswith("h") else []
+
+
+def test_slow_request_is_sent_again_and_the_loser_is_cancelled(router: FakeRouter) -> None:
+    router.handle = hedges_only
+    with Client(router.endpoint, timeout=20.0, hedge_after=0.05) as client:
+        assert client.infer(5).result == 5
+        first, hedge = router.wait_for("infer", 2)
+        assert hedge["id"] == f"{first['id']}h"
+        assert router.wait_for("cancel")[0]["id"] == first["id"]
+        assert [r.result for r in client.map(range(3), concurrency=3)] == [0, 1, 2]
+        router.wait_for("cancel", 4)
+        with pytest.raises(DeadlineExceeded):
+            client.infer(1, timeout=0.3, hedge_after=float("inf"))
+        with pytest.raises(DeadlineExceeded):
+            client.infer(1, timeout=0.3, retry=False)
+        assert sum(str(h["id"]).endswith("h") for h in router.wait_for("infer")) == 4
+
+
+def test_async_slow_request_is_sent_again_and_the_loser_is_cancelled(router: FakeRouter, run_async: Runner) -> None:
+    async def main() -> None:
+        router.handle = hedges_only
+        async with AsyncClient(router.endpoint, timeout=20.0) as client:
+            assert (await client.infer(5, hedge_after=0.05)).result == 5
+            cancel = (await asyncio.to_thread(router.wait_for, "cancel"))[0]
+            assert cancel["id"] == router.seen[0]["id"]
+            assert [r.result async for r in client.map(range(3), hedge_after=0.05)] == [0, 1, 2]
+
+    run_async(main)
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_time_to_hedge_after_is_checked_at_once(kind: Callable[..., object]) -> None:
+    with pytest.raises(ValueError, match="hedge_after"):
+        kind("tcp://127.0.0.1:1", hedge_after=0)
+
+
+def no_threes(header: dict[str, Any], frames: list[bytes]) -> list[list[bytes]]:
+    if header.get("many") and 3 in msgpack.unpackb(frames[0]):
+        return [failed(header, "model_error", message="three")]
+    return echo(header, frames)
+
+
+def test_stream_cuts_into_chunks_and_yields_results_in_order(router: FakeRouter, client: Client) -> None:
+    assert list(client.stream(iter(range(10)), chunk=4)) == list(range(10))
+    assert len(router.wait_for("infer")) == 3
+    assert all(h["many"] for h in router.seen)
+    assert list(client.stream([])) == []
+    for wrong in ({"chunk": 0}, {"chunk": 65537}, {"concurrency": 0}):
+        with pytest.raises(ValueError, match="expected"):
+            next(client.stream([1], **wrong))  # type: ignore[arg-type]
+
+
+def test_stream_raises_an_error_in_its_place_or_hands_one_out_for_each_sample(router: FakeRouter, client: Client) -> None:
+    router.handle = no_threes
+    got: list[object] = []
+    with pytest.raises(GpuPoolError, match="three"):
+        got.extend(client.stream(range(8), chunk=2))
+    assert got == [0, 1]
+    mixed = list(client.stream(range(8), chunk=2, return_exceptions=True))
+    assert [getattr(r, "code", r) for r in mixed] == [0, 1, "model_error", "model_error", 4, 5, 6, 7]
+
+
+def test_stream_refuses_a_wrong_number_of_results(router: FakeRouter, client: Client) -> None:
+    router.handle = lambda header, _: [ok(header, msgpack.packb([1]))]
+    with pytest.raises(GpuPoolError, match="1 results to 2 samples"):
+        list(client.stream([1, 2]))
+    assert [e.code for e in client.stream([1, 2], return_exceptions=True)] == ["internal", "internal"]
+
+
+def test_stream_takes_chunks_only_as_needed_and_cancels_when_dropped(router: FakeRouter, client: Client) -> None:
+    router.handle = lambda header, frames: echo(header, frames) if len(router.seen) == 1 else []
+    results = client.stream(itertools.count(), chunk=2, concurrency=3)
+    assert [next(results), next(results)] == [0, 1]
+    results.close()  # type: ignore[attr-defined]
+    router.wait_for("cancel", 2)
+    assert len(router.wait_for("infer")) == 3
+
+
+def test_async_stream_over_plain_and_async_iterables(router: FakeRouter, run_async: Runner) -> None:
+    async def numbers() -> AsyncIterator[int]:
+        for n in range(10):
+            yield n
+
+    async def main() -> None:
+        async with AsyncClient(router.endpoint) as client:
+            assert [r async for r in client.stream(range(10), chunk=4)] == list(range(10))
+            assert [r async for r in client.stream(numbers(), chunk=4)] == list(range(10))
+            assert len(router.wait_for("infer")) == 6
+            router.handle = no_threes
+            mixed = [r async for r in client.stream(numbers(), chunk=2, concurrency=1, return_exceptions=True)]
+            assert [getattr(r, "code", r) for r in mixed] == [0, 1, "model_error", "model_error", 4, 5, 6, 7, 8, 9]
+            with pytest.raises(GpuPoolError, match="three"):
+                [r async for r in client.stream(numbers())]
+
+    run_async(main)
+
+
+def test_sample_that_cannot_be_sent_is_an_error_in_its_place(client: Client, router: FakeRouter, run_async: Runner) -> None:
+    samples = [0, {1}, 2]
+    assert [r.code for r in client.map(samples, return_exceptions=True)] == ["ok", "invalid_input", "ok"]
+    got: list[object] = []
+    with pytest.raises(InvalidInput):
+        got.extend(r.result for r in client.map(samples))
+    assert got == [0]
+
+    async def main() -> None:
+        async with AsyncClient(router.endpoint) as other:
+            mixed = [r async for r in other.map(samples, return_exceptions=True)]
+            assert [r.code for r in mixed] == ["ok", "invalid_input", "ok"]
+
+    run_async(main)
+
+
+def test_async_map_hands_out_replies_while_its_source_waits(router: FakeRouter, run_async: Runner) -> None:
+    """A source may make each sample of the reply before, far below the bound."""
+
+    async def main() -> None:
+        replies: asyncio.Queue[int] = asyncio.Queue()
+
+        async def chain() -> AsyncIterator[int]:
+            yield 1
+            for _ in range(5):
+                yield 2 * await replies.get()
+
+        async with AsyncClient(router.endpoint) as client:
+            got = []
+            async for reply in client.map(chain(), concurrency=64):
+                got.append(reply.result)
+                replies.put_nowait(reply.result)
+            assert got == [1, 2, 4, 8, 16, 32]
+
+    run_async(main)
+
+
+def test_async_map_that_is_dropped_closes_its_source(router: FakeRouter, run_async: Runner) -> None:
+    async def main() -> None:
+        ended = asyncio.Event()
+
+        async def source() -> AsyncIterator[int]:
+            try:
+                yield 1
+                await asyncio.sleep(3600)
+            finally:
+                ended.set()
+
+        async with AsyncClient(router.endpoint) as client:
+            async with contextlib.aclosing(client.map(source())) as replies:  # type: ignore[type-var]
+                assert (await anext(aiter(replies))).result == 1
+            assert ended.is_set()
+
+    run_async(main)
+
+
+def test_closing_cancels_what_a_suspended_map_has_open(router: FakeRouter) -> None:
+    client = Client(router.endpoint)
+    replies = client.map(range(8), concurrency=4)
+    router.handle = lambda header, frames: echo(header, frames) if len(router.seen) == 1 else []
+    assert next(replies).result == 0
+    client.close()
+    router.wait_for("cancel", 3)
+    with pytest.raises(Cancelled):
+        next(replies)

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.client import calls as module
-from gpupool.client.calls import Call, Calls
+from gpupool.client.budget import Budget, Budgets
+from gpupool.client.call import Call
+from gpupool.client.calls import Calls
 from gpupool.client.reply import Reply
 from gpupool.errors import (
     BadRequest,
@@ -34,9 +36,9 @@ def calls() -> Calls:
 
 def send_all(calls: Calls, now: float = 0.0) -> list[dict[str, Any]]:
     headers = []
-    while (call := calls.next_unsent()) is not None:
-        headers.append(msgpack.unpackb(calls.message(call, now)[0]))
-        calls.mark_sent(call)
+    while (message := calls.next_message(now)) is not None:
+        headers.append(msgpack.unpackb(message[0]))
+        calls.mark_sent(now)
     return headers
 
 
@@ -53,7 +55,8 @@ def error_of(call: Call) -> GpuPoolError:
 
 def test_message_has_a_valid_header_with_the_time_that_is_left(calls: Calls) -> None:
     call = calls.infer({"x": 1}, 10.0, timeout=2.0, model="m", priority=7, retry=False, key="k", trace="t", version="3")
-    frames = calls.message(call, 11.5)
+    frames = calls.next_message(11.5)
+    assert frames is not None
     header = parse_header(frames[0])
     assert (header.model, header.version, header.priority, header.retry, header.key, header.trace) == (
         "m",
@@ -92,7 +95,7 @@ def test_retryable_answer_is_tried_again_after_a_wait_and_then_raised(calls: Cal
     for _ in range(2):
         assert len(send_all(calls, now)) == 1
         assert calls.receive(answer(call, "no_workers"), now) is None
-        assert calls.next_unsent() is None
+        assert calls.next_message(now) is None
         now = calls.due()
         assert calls.expire(now) == []
     assert len(send_all(calls, now)) == 1
@@ -153,6 +156,188 @@ def test_no_retries_means_none(calls: Calls) -> None:
     assert calls.receive(answer(call, "overloaded"), 0.0) is call
 
 
+def test_answer_to_a_request_that_was_begun_is_final_where_it_must_not_run_twice(calls: Calls) -> None:
+    """A pool that stops answers `draining` to what its workers have in hand, too."""
+    call = calls.infer(1, 0.0, retry=False)
+    send_all(calls)
+    assert calls.receive(answer(call, "draining", attempts=1), 0.0) is call
+
+
+@pytest.mark.parametrize(("wait", "again"), [(float("nan"), True), (float("inf"), False), (1e300, False), (-5, True)])
+def test_wait_that_makes_no_sense_does_no_harm(calls: Calls, wait: float, *, again: bool) -> None:
+    call = calls.infer(1, 0.0)
+    send_all(calls)
+    assert (calls.receive(answer(call, "overloaded", retry_after_ms=wait), 0.0) is None) == again
+    assert call.not_before is None or 0 <= call.not_before <= module.FIRST_BACKOFF_S
+
+
+def test_retries_never_make_an_overload_much_worse(calls: Calls) -> None:
+    """100 requests a second for a minute, all refused: without a budget they would be sent four times each."""
+    sent, now = 0, 0.0
+    for _ in range(6000):
+        now += 0.01
+        calls.infer(1, now)
+        calls.expire(now)
+        for header in send_all(calls, now):
+            sent += 1
+            calls.receive(answer(calls.open[header["id"]], "overloaded", retry_after_ms=100), now)
+    assert 6000 * 1.15 < sent <= 6000 * 1.2 + 100 + 60
+
+
+def test_error_says_when_it_was_the_budget_that_ended_it(calls: Calls) -> None:
+    poor = Calls("tcp://here", budgets=Budgets(retries=Budget(share=0.0, burst=0.0)))
+    call = poor.infer(1, 0.0)
+    send_all(poor)
+    assert poor.receive(answer(call, "no_workers"), 0.0) is call
+    assert "not tried again" in error_of(call).__notes__[0]
+    assert error_of(call).retryable
+
+
+def hedged(calls: Calls, **options: Any) -> Call:
+    """A call that was sent at 0.0 and again at 1.0."""
+    call = calls.infer({"x": 1}, 0.0, hedge_after=1.0, **options)
+    assert [h["id"] for h in send_all(calls, 0.0)] == [call.id]
+    calls.expire(1.0)
+    (header,) = send_all(calls, 1.0)
+    assert header["id"] == f"{call.id}h"
+    assert header["timeout_ms"] == 29000
+    return call
+
+
+def hedge_answer(call: Call, code: str = "ok", result: object = None, **fields: object) -> list[bytes]:
+    header, *body = answer(call, code, result, **fields)
+    return [msgpack.packb({**msgpack.unpackb(header), "id": f"{call.id}h"}), *body]
+
+
+def cancels(calls: Calls) -> list[str]:
+    headers = send_all(calls)
+    assert {h["type"] for h in headers} <= {"cancel"}
+    return [h["id"] for h in headers]
+
+
+def test_hedge_goes_out_once_when_its_time_has_come_and_not_before(calls: Calls) -> None:
+    call = calls.infer(1, 0.0, hedge_after=1.0, timeout=30.0)
+    assert calls.due() == 30.0  # counted from sending, so nothing is due before that
+    send_all(calls, 0.5)
+    assert calls.due() == 1.5
+    calls.expire(1.499)
+    assert send_all(calls) == []
+    calls.expire(1.5)
+    assert [h["id"] for h in send_all(calls, 1.5)] == [f"{call.id}h"]
+    assert calls.due() == 30.0
+    calls.expire(10.0)
+    assert send_all(calls) == []
+
+
+def test_first_good_answer_wins_and_the_other_request_is_cancelled(calls: Calls) -> None:
+    call = hedged(calls)
+    assert calls.receive(hedge_answer(call, result=2), 1.5) is call
+    assert (call.result().result, call.result().id) == (2, call.id)
+    assert cancels(calls) == [call.id]
+    assert calls.receive(answer(call, "cancelled"), 1.6) is None
+    other = hedged(calls)
+    assert calls.receive(answer(other, result=1), 1.5) is other
+    assert cancels(calls) == [f"{other.id}h"]
+    assert calls.receive(hedge_answer(other, result=2), 1.6) is None  # the result was on its way already
+    assert calls.strays == 0
+    assert not calls.open
+
+
+def test_refused_hedge_leaves_the_first_request_open(calls: Calls) -> None:
+    call = hedged(calls)
+    assert calls.receive(hedge_answer(call, "overloaded", retry_after_ms=10), 1.1) is None
+    assert send_all(calls, 9.0) == []
+    assert calls.receive(answer(call, result=1), 9.0) is call
+    assert call.result().result == 1
+    assert cancels(calls) == []
+
+
+def test_first_request_lost_leaves_the_hedge_open_and_both_lost_are_tried_again(calls: Calls) -> None:
+    call = hedged(calls)
+    assert calls.receive(answer(call, "worker_lost"), 1.1) is None
+    assert calls.receive(hedge_answer(call, "overloaded"), 1.2) is None
+    calls.expire(calls.due())
+    assert [h["id"] for h in send_all(calls, 3.0)] == [call.id]  # its old self was answered, so its id is free
+    calls.expire(9.0)
+    assert send_all(calls) == []  # hedged once
+    assert calls.receive(answer(call, result=5), 9.0) is call
+
+
+def test_error_that_nothing_can_change_ends_a_hedged_call(calls: Calls) -> None:
+    call = hedged(calls)
+    assert calls.receive(hedge_answer(call, "model_error"), 1.1) is call
+    assert cancels(calls) == [call.id]
+
+
+def test_hedged_call_that_is_given_up_or_late_is_cancelled_twice(calls: Calls) -> None:
+    given_up = hedged(calls)
+    calls.abandon(given_up)
+    assert sorted(cancels(calls)) == [given_up.id, f"{given_up.id}h"]
+    late = hedged(calls)
+    assert calls.expire(30.0) == [late]
+    assert sorted(cancels(calls)) == [late.id, f"{late.id}h"]
+
+
+def test_lost_connection_sends_a_hedged_call_again_once(calls: Calls) -> None:
+    call = hedged(calls)
+    assert calls.disconnected() == []
+    assert [h["id"] for h in send_all(calls, 2.0)] == [call.id]
+    alone = hedged(calls)
+    calls.receive(answer(alone, "worker_lost"), 1.1)
+    calls.disconnected()
+    assert [h["id"] for h in send_all(calls, 2.0)] == [call.id, f"{alone.id}h"]
+    calls.receive(hedge_answer(alone, result=1), 2.0)
+    assert alone.result().result == 1
+
+
+def test_what_must_not_run_twice_is_never_hedged(calls: Calls) -> None:
+    calls.infer(1, 0.0, hedge_after=1.0, retry=False)
+    send_all(calls)
+    calls.expire(20.0)
+    assert send_all(calls) == []
+
+
+def test_request_that_waits_for_its_connection_or_its_retry_is_not_hedged(calls: Calls) -> None:
+    calls.infer(1, 0.0, hedge_after=1.0)
+    calls.expire(5.0)
+    assert len(send_all(calls, 5.0)) == 1
+    (call,) = calls.open.values()
+    calls.receive(answer(call, "overloaded", retry_after_ms=10_000), 5.5)
+    calls.expire(7.0)
+    assert send_all(calls) == []
+
+
+def test_hedges_are_a_small_share_of_the_requests(calls: Calls) -> None:
+    """However slow the pool is: 1000 requests, none of them answered in time."""
+    made = 0
+    for n in range(1000):
+        call = calls.infer(1, float(n), hedge_after=0.5)
+        send_all(calls, n)
+        calls.expire(n + 0.5)
+        made += len(send_all(calls, n + 0.5))
+        calls.receive(answer(call), n + 0.6)
+        send_all(calls, n + 0.6)
+    assert 45 <= made <= 55
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
+def test_time_to_hedge_after_is_checked(calls: Calls, seconds: float) -> None:
+    with pytest.raises(ValueError, match="hedge_after"):
+        calls.infer(1, 0.0, hedge_after=seconds)
+
+
+def test_ids_given_up_are_remembered_up_to_a_bound(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_GIVEN_UP", 2)
+    made = [calls.infer(1, 0.0) for _ in range(3)]
+    send_all(calls)
+    for call in made:
+        calls.abandon(call)
+    for call in made:
+        calls.receive(answer(call, "cancelled"), 0.0)
+    assert calls.strays == 1
+    assert not calls._given_up
+
+
 def test_lost_connection_sends_open_calls_again_under_their_ids(calls: Calls) -> None:
     made = [calls.infer(n, 0.0, timeout=10.0) for n in range(3)]
     first = send_all(calls)
@@ -171,7 +356,7 @@ def test_lost_connection_ends_what_must_not_run_twice(calls: Calls) -> None:
     assert calls.disconnected() == [call]
     assert isinstance(call.outcome, WorkerLost)
     assert not call.outcome.retryable
-    assert calls.next_unsent() is unsent
+    assert [h["id"] for h in send_all(calls)] == [unsent.id]
 
 
 def test_call_waiting_for_its_retry_is_not_sent_at_once_by_a_lost_connection(calls: Calls) -> None:
@@ -179,7 +364,7 @@ def test_call_waiting_for_its_retry_is_not_sent_at_once_by_a_lost_connection(cal
     send_all(calls)
     calls.receive(answer(call, "overloaded", retry_after_ms=5000), 0.0)
     calls.disconnected()
-    assert calls.next_unsent() is None
+    assert send_all(calls) == []
 
 
 def test_reply_read_after_the_loss_still_counts(calls: Calls) -> None:
@@ -187,7 +372,7 @@ def test_reply_read_after_the_loss_still_counts(calls: Calls) -> None:
     send_all(calls)
     calls.disconnected()
     assert calls.receive(answer(call), 0.0) is call
-    assert calls.next_unsent() is None
+    assert send_all(calls) == []
 
 
 def test_silence_ends_at_the_deadline_and_says_what_was_missing(calls: Calls) -> None:
@@ -205,11 +390,11 @@ def test_silence_ends_at_the_deadline_and_says_what_was_missing(calls: Calls) ->
     assert calls.due() == float("inf")
 
 
-def test_late_and_foreign_messages_are_counted_and_ignored(calls: Calls) -> None:
+def test_foreign_messages_are_counted_and_a_late_answer_is_not(calls: Calls) -> None:
     call = calls.infer(1, 0.0, timeout=1.0)
     send_all(calls)
     calls.expire(1.0)
-    for message in (answer(call), [], [b"\xc1"], [msgpack.packb({"v": 1, "code": "ok", "id": [1]})], [b""]):
+    for message in (answer(call), answer(call), [], [b"\xc1"], [msgpack.packb({"v": 1, "code": "ok", "id": [1]})], [b""]):
         assert calls.receive(message, 1.0) is None
     assert calls.strays == 5
 
@@ -230,16 +415,20 @@ def test_unreadable_result_is_an_internal_error(calls: Calls) -> None:
 
 
 def test_abandoned_call_is_cancelled_in_the_pool_once_it_was_sent(calls: Calls) -> None:
-    unsent = calls.infer(1, 0.0)
-    assert calls.abandon(unsent) is None
+    calls.abandon(calls.infer(1, 0.0))
+    assert send_all(calls) == []
     sent = calls.infer(1, 0.0)
     send_all(calls)
-    message = calls.abandon(sent)
+    calls.infer(2, 0.0)
+    calls.abandon(sent)
+    calls.abandon(sent)
+    message = calls.next_message(0.0)
     assert message is not None
-    header = parse_header(message)
-    assert (header.type, header.id) == ("cancel", sent.id)
-    assert calls.abandon(sent) is None
-    assert not calls.open
+    header = parse_header(message[0])
+    assert (header.type, header.id) == ("cancel", sent.id)  # before what else waits: it makes room
+    assert [h.get("type") for h in send_all(calls)] == ["cancel", None]
+    assert calls.receive(answer(sent, "cancelled"), 0.0) is None
+    assert calls.strays == 0
 
 
 def test_what_cannot_be_sent_is_refused_here(calls: Calls) -> None:
@@ -269,7 +458,12 @@ def test_open_calls_are_bounded(calls: Calls, monkeypatch: pytest.MonkeyPatch) -
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["new", "send", "ok", "busy", "lost", "time", "drop"]), st.integers(0, 5)), max_size=60)
+    st.lists(
+        st.tuples(
+            st.sampled_from(["new", "send", "ok", "busy", "hedge ok", "hedge busy", "lost", "time", "drop"]), st.integers(0, 5)
+        ),
+        max_size=60,
+    )
 )
 def test_every_call_ends_exactly_once_or_is_open_and_due(steps: list[tuple[str, int]]) -> None:
     calls, now, made, ended = Calls("tcp://here", rng=random.Random(0)), 0.0, [], []
@@ -278,11 +472,15 @@ def test_every_call_ends_exactly_once_or_is_open_and_due(steps: list[tuple[str, 
         call = listed[n % len(listed)] if listed else None
         match step:
             case "new":
-                made.append(calls.infer(n, now, timeout=n + 1.0, retry=n % 2 == 0))
+                made.append(calls.infer(n, now, timeout=n + 1.0, retry=n % 2 == 0, hedge_after=0.5 if n > 2 else None))
             case "send":
                 send_all(calls, now)
-            case "ok" | "busy" if call is not None and call.sent:
+            case "ok" | "busy" if call is not None and any(a.sent and a.id == call.id for a in call.attempts):
                 if (done := calls.receive(answer(call, "ok" if step == "ok" else "overloaded"), now)) is not None:
+                    ended.append(done)
+            case "hedge ok" | "hedge busy" if call is not None and any(a.sent and a.id.endswith("h") for a in call.attempts):
+                code = "ok" if step == "hedge ok" else "overloaded"
+                if (done := calls.receive(hedge_answer(call, code), now)) is not None:
                     ended.append(done)
             case "lost":
                 ended += calls.disconnected()
@@ -292,8 +490,11 @@ def test_every_call_ends_exactly_once_or_is_open_and_due(steps: list[tuple[str, 
             case "drop" if call is not None:
                 calls.abandon(call)
                 ended.append(call)
+        assert sorted(calls._attempts) == sorted(a.id for c in calls.open.values() for a in c.attempts)
+        assert all(len(c.attempts) + (c.not_before is not None) in (1, 2) for c in calls.open.values())
     assert len(set(map(id, ended))) == len(ended)
     assert {id(c) for c in made} == {id(c) for c in ended} | {id(c) for c in calls.open.values()}
     assert all((c.outcome is None) == (c.id in calls.open) for c in made)
+    assert calls.strays == 0
     ended += calls.expire(now + 100)
     assert not calls.open

@@ -38,6 +38,21 @@ class Sleep(Echo):
         return batch
 
 
+class SlowFirst(Echo):
+    """Sleeps for a sample's `sleep` when it sees its `i` for the first time, in whichever worker; runs it at once after that."""
+
+    def forward(self, batch: list[Any]) -> Any:
+        super().forward(batch)
+        for sample in batch:
+            if sample.get("sleep"):
+                try:
+                    Path(f"{os.environ['TOY_LOG']}.{sample['i']}").touch(exist_ok=False)
+                except FileExistsError:
+                    continue
+                time.sleep(sample["sleep"])
+        return batch
+
+
 class Trouble(Echo):
     """Does what a sample's `do` says."""
 
