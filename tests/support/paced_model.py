@@ -53,6 +53,10 @@ class Paced:
             match sample.get("do"):
                 case "raise":
                     raise ValueError(f"sample {sample['n']} is bad")
+                case "refuse":
+                    from gpupool.errors import Overloaded
+
+                    raise Overloaded("this model does not want to")
                 case "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
                 case _:
