@@ -8,22 +8,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was measured, in words. `holds` is None where the figure is only told."""
+    """What was measured, in words. `holds` is None where the figure is only told; `timed` bounds can be broken by a busy machine alone."""
 
     what: str
     measured: str
     bound: str = ""
     holds: bool | None = None
+    timed: bool = False
 
 
-def below(what: str, value: float, bound: float, unit: str) -> Finding:
+def below(what: str, value: float, bound: float, unit: str, *, timed: bool = False) -> Finding:
     """A figure that must not be above its bound."""
-    return Finding(what, f"{value:.4g} {unit}", f"at most {bound:.4g} {unit}", value <= bound)
+    return Finding(what, f"{value:.4g} {unit}", f"at most {bound:.4g} {unit}", value <= bound, timed)
 
 
-def above(what: str, value: float, bound: float, unit: str) -> Finding:
+def above(what: str, value: float, bound: float, unit: str, *, timed: bool = False) -> Finding:
     """A figure that must not be below its bound."""
-    return Finding(what, f"{value:.4g} {unit}", f"at least {bound:.4g} {unit}", value >= bound)
+    return Finding(what, f"{value:.4g} {unit}", f"at least {bound:.4g} {unit}", value >= bound, timed)
 
 
 def equal(what: str, value: object, wanted: object) -> Finding:

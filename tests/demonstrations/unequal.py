@@ -40,7 +40,7 @@ def show(folder: Path, seconds: float) -> Sequence[Finding]:
             equal("answers", dict(wait.codes + turns.codes), {"ok": wait.sent + turns.sent}),
             told("requests by worker, shortest wait", wait.by_worker),
             told("requests by worker, in turn", turns.by_worker),
-            below("share of the faster to the slower, off 3:1 by", 100 * abs(_ratio(wait.by_worker) / SLOWER - 1), 15, "%"),
+            below("share of the faster to the slower, off 3:1 by", 100 * abs(_ratio(wait.by_worker) / SLOWER - 1), 15, "%", timed=True),
             told("the same in turn", f"{_ratio(turns.by_worker):.2f}:1"),
             below("p99 by shortest wait, of p99 in turn", p99["shortest_wait"] / p99["round_robin"], 1.0, ""),
             told("p99 by shortest wait, in turn", f"{p99['shortest_wait']:.0f} ms, {p99['round_robin']:.0f} ms"),
