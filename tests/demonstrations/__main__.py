@@ -42,7 +42,7 @@ def main() -> int:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="gpupool-show-") as folder:
             findings = show(Path(folder), brief if options.brief else full)
-        print(f"\n## {name}\n\n{(show.__module__ and sys.modules[show.__module__].__doc__ or '').splitlines()[0]}\n\n{table(findings)}")
+        print(f"\n## {name}\n\n{str(sys.modules[show.__module__].__doc__).splitlines()[0]}\n\n{table(findings)}")
         print(f"\n{time.monotonic() - began:.0f} s", flush=True)
         failed += [name] if broken(findings) else []
     if failed:

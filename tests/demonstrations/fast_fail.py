@@ -39,5 +39,8 @@ def show(folder: Path, seconds: float) -> Sequence[Finding]:
             below(f"`internal` in all, {_MOST_IN_A_ROW} each time and those on their way", failed.total(), bound, ""),
             equal("workers that failed", len(failed), 1),
             below("errors after the first second", 100 * sum(c != "ok" for c in late) / max(1, len(late)), 5, "%", timed=True),
-            told("ok, `internal`, requests a second", f"{seen.codes['ok']}, {seen.codes['internal']}, {seen.ok_per_s(0, seconds):.0f}"),
+            told(
+                "ok, `internal`, requests a second",
+                f"{seen.codes['ok']}, {seen.codes['internal']}, {seen.ok_per_s(0, seconds):.0f}",
+            ),
         ]

@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 
 import msgpack
 
-from support.many_clients import ManyClients
+from bench.many_clients import ManyClients
 from support.running import RunningPool
 
 #: How long after its end a load waits for replies that it is owed: the longest deadline, and some.

@@ -23,7 +23,9 @@ _PROCESSES: Final = 2
 _MAX_PENDING_BYTES: Final = 32 << 20
 _MIB: Final = 1 << 20
 #: Two workers that take 0.1 s for each request: 20/s, time-bound, so that the load's own CPU does not lower it.
-CONFIG: Final = f"[batching]\nmax_batch = 1\nmin_batch = 1\n[router]\nmax_pending = 1000\nmax_pending_bytes = {_MAX_PENDING_BYTES}\n"
+CONFIG: Final = (
+    f"[batching]\nmax_batch = 1\nmin_batch = 1\n[router]\nmax_pending = 1000\nmax_pending_bytes = {_MAX_PENDING_BYTES}\n"
+)
 
 
 def show(folder: Path, seconds: float) -> Sequence[Finding]:
@@ -61,7 +63,10 @@ def show(folder: Path, seconds: float) -> Sequence[Finding]:
             equal("sent = ok + rejected + expired", (answered, seen.unanswered, seen.strays), (seen.sent, 0, 0)),
             equal("other codes", sorted(set(codes) - {"ok", "overloaded", load.REFUSED_BY_MODEL, "deadline_exceeded"}), []),
             below("p99 until `overloaded`", 1000 * load.percentile(refused, 0.99), 100, "ms", timed=True),
-            told("median and longest until `overloaded`", f"{1000 * load.percentile(refused, 0.5):.1f} and {1000 * load.percentile(refused, 1.0):.0f} ms"),
+            told(
+                "median and longest until `overloaded`",
+                f"{1000 * load.percentile(refused, 0.5):.1f} and {1000 * load.percentile(refused, 1.0):.0f} ms",
+            ),
             below("first request after the flood, by a new client", first_s, 1.0, "s", timed=True),
             equal("its code", first_code, "ok"),
             below("most requests waiting in the router", control.pending, 1000, ""),

@@ -45,7 +45,11 @@ def show(folder: Path, seconds: float) -> Sequence[Finding]:
             equal("deaths of workers", deaths, 2),
             equal("the deadly request was answered", first["code"], "poison"),
             equal("attempts for it", first["attempts"], 2),
-            equal("the same request again, attempts", (again["code"], again["attempts"] if "attempts" in again else 0), ("poison", 0)),
+            equal(
+                "the same request again, attempts",
+                (again["code"], again["attempts"] if "attempts" in again else 0),
+                ("poison", 0),
+            ),
             equal("everybody else was answered", dict(codes), {"ok": codes.total()}),
             above("fewest workers ready at any look", min(live), 1, "workers"),
             told("looks, by number of ready workers", dict(sorted(live.items()))),

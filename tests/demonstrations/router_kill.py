@@ -15,7 +15,7 @@ from typing import Final
 from demonstrations import load
 from demonstrations.finding import Finding, above, equal, told
 from gpupool.client import AsyncClient, Client, GpuPoolError
-from support.running import RunningPool
+from support.running import RunningPool, until
 
 _THREADS: Final = 4
 _TASKS: Final = 8
@@ -45,6 +45,14 @@ class Callers:
         for thread in self._threads:
             thread.join(40.0)
             assert not thread.is_alive(), "a caller never came back"
+
+    def wait_for(self, calls: int) -> None:
+        """Wait until that many more calls have come back."""
+        goal = len(self.latencies) + calls
+        for _ in until(30.0):
+            if len(self.latencies) >= goal:
+                return
+        raise AssertionError(f"{len(self.latencies)} of {goal} calls within 30 s; errors: {self.errors}")
 
     def _note(self, n: int, result: object, began: float) -> None:
         self.latencies.append(time.monotonic() - began)
@@ -84,14 +92,12 @@ def show(folder: Path, seconds: float) -> Sequence[Finding]:
         callers.start()
         kills = max(2, int(seconds / _EVERY_S))
         for number in range(kills):
-            goal = len(callers.latencies) + 100  # under load each time
-            pool.wait(lambda s, goal=goal: len(callers.latencies) >= goal)
+            callers.wait_for(100)  # under load each time
             router = pool.wait(lambda s: s["router"]["state"] == "ready" and s["router"]["pid"])["router"]
             os.kill(router["pid"], signal.SIGKILL)
-            pool.wait(lambda s, number=number: s["router"]["restarts"] > number and s["router"]["state"] == "ready")
+            _wait_for_restart(pool, number + 1)
             time.sleep(_EVERY_S / 2)
-        goal = len(callers.latencies) + 100
-        pool.wait(lambda s: len(callers.latencies) >= goal)
+        callers.wait_for(100)
         callers.stop()
         return [
             equal("routers killed", len(pool.records("router_exited")), kills),
@@ -99,5 +105,12 @@ def show(folder: Path, seconds: float) -> Sequence[Finding]:
             equal("errors at the callers", dict(callers.errors), {}),
             equal("results of somebody else's request", callers.wrong, 0),
             equal("workers that died with it", len(pool.records("worker_exited")), 0),
-            told("median and slowest call", f"{1000 * load.percentile(callers.latencies, 0.5):.0f} ms, {max(callers.latencies):.2f} s"),
+            told(
+                "median and slowest call",
+                f"{1000 * load.percentile(callers.latencies, 0.5):.0f} ms, {max(callers.latencies):.2f} s",
+            ),
         ]
+
+
+def _wait_for_restart(pool: RunningPool, restarts: int) -> None:
+    pool.wait(lambda s: s["router"]["restarts"] >= restarts and s["router"]["state"] == "ready")

@@ -21,12 +21,16 @@ from fuzz.targets import TARGETS, seeds
 def main() -> int:
     """Fuzz what was asked for."""
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
-    parser.add_argument("targets", nargs="*", choices=[*TARGETS, []], metavar="TARGET", help=f"{', '.join(TARGETS)}; default: all")
+    parser.add_argument(
+        "targets", nargs="*", choices=[*TARGETS, []], metavar="TARGET", help=f"{', '.join(TARGETS)}; default: all"
+    )
     parser.add_argument("--seconds", type=int, default=30, help="for each target (30)")
     parser.add_argument("--hypothesis", action="store_true", help="even where atheris is installed")
     options = parser.parse_args()
     guided = not options.hypothesis and importlib.util.find_spec("atheris") is not None
-    print("by atheris" if guided else "by hypothesis" + ("" if options.hypothesis else ": atheris is not installed"), flush=True)
+    print(
+        "by atheris" if guided else "by hypothesis" + ("" if options.hypothesis else ": atheris is not installed"), flush=True
+    )
     broken = []
     for name in options.targets or TARGETS:
         broken += [] if (by_atheris if guided else by_hypothesis)(name, options.seconds) else [name]
@@ -46,7 +50,9 @@ def by_atheris(name: str, seconds: int) -> bool:
              "-print_final_stats=1", f"-artifact_prefix={folder}/", str(corpus)],
             env=os.environ, capture_output=True, text=True, check=False,
         )  # fmt: skip
-        told = [line for line in (done.stdout + done.stderr).splitlines() if "number_of_executed_units" in line or " cov: " in line]
+        told = [
+            line for line in (done.stdout + done.stderr).splitlines() if "number_of_executed_units" in line or " cov: " in line
+        ]
         print(f"{name}: {' '.join(told[-2:]) or 'no figures'}", flush=True)
         if done.returncode:
             print((done.stdout + done.stderr)[-4000:])

@@ -16,7 +16,12 @@ from hypothesis import strategies as st
 #: Ids of good requests begin so; no other message may use it.
 GOOD: Final = "good-"
 _SCALARS: Final = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=True), st.text(max_size=8), st.binary(max_size=40)
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**64 - 1),
+    st.floats(allow_nan=True),
+    st.text(max_size=8),
+    st.binary(max_size=40),
 )
 VALUES: Final = st.recursive(
     _SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4), max_leaves=12
@@ -83,18 +88,26 @@ def spoilt(draw: st.DrawFn) -> Bad:
             return Bad([_header(**{key: draw(WRONG[key])}), body])
         case "cut":
             header = _header(timeout_ms=1000)
-            return Bad(draw(st.sampled_from([[header[: draw(st.integers(0, len(header)))], body], [header, body[: len(body) // 2]]])))
+            return Bad(
+                draw(st.sampled_from([[header[: draw(st.integers(0, len(header)))], body], [header, body[: len(body) // 2]]]))
+            )
         case "flip":
-            header = bytearray(_header(priority=3, pad="x" * 20))
-            header[draw(st.integers(0, len(header) - 1))] ^= 1 << draw(st.integers(0, 7))
-            return Bad([bytes(header), body])
+            flipped = bytearray(_header(priority=3, pad="x" * 20))
+            flipped[draw(st.integers(0, len(flipped) - 1))] ^= 1 << draw(st.integers(0, 7))
+            return Bad([bytes(flipped), body])
         case "more":
             return Bad([_header(), body, *draw(st.lists(st.binary(max_size=20), min_size=1, max_size=300))])
         case "lie":
             lie = draw(LIES)
-            return Bad(draw(st.sampled_from([[lie], [lie, body], [_header(), lie], [_header(many=True), lie], [lie, lie, lie]])))
+            return Bad(
+                draw(st.sampled_from([[lie], [lie, body], [_header(), lie], [_header(many=True), lie], [lie, lie, lie]]))
+            )
         case "frames":
-            return Bad(draw(st.sampled_from([[_header()], [b""], [b"", b""], [b"", _header(), body, b""], [b"", b"", _header(), body]])))
+            return Bad(
+                draw(
+                    st.sampled_from([[_header()], [b""], [b"", b""], [b"", _header(), body, b""], [b"", b"", _header(), body]])
+                )
+            )
         case "large header":
             return Bad([_header(pad="x" * draw(st.integers(4000, 10_000))), body])
         case "many":
@@ -110,7 +123,9 @@ BYTES: Final = st.lists(st.one_of(st.binary(max_size=100), LIES), min_size=1, ma
 GOODS: Final = st.builds(
     Good,
     VALUES.filter(lambda value: _comes_back(value)),
-    st.fixed_dictionaries({}, optional={"priority": st.integers(0, 9), "retry": st.booleans(), "many": st.just(value=False), "new key": VALUES}),
+    st.fixed_dictionaries(
+        {}, optional={"priority": st.integers(0, 9), "retry": st.booleans(), "many": st.just(value=False), "new key": VALUES}
+    ),
 )
 
 

@@ -43,7 +43,9 @@ class Target:
     def books_balance(self) -> None:
         router = self.pool.status()["router"]
         assert router["pid"] == self.router.pid, "the router was replaced"
-        assert router["accepted_total"] == sum(router["replied_total"].values()) + router["pending"] + router["in_flight"], router
+        assert router["accepted_total"] == sum(router["replied_total"].values()) + router["pending"] + router["in_flight"], (
+            router
+        )
 
     def footprint(self) -> tuple[int, float]:
         return self.router.num_fds(), self.router.memory_info().rss / 2**20
@@ -184,4 +186,3 @@ def test_a_flood_of_cancels_and_of_one_id_again_and_again_is_answered_once_each(
     assert codes["ok"]
     target.neighbour_is_served()
     target.books_balance()
-

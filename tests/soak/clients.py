@@ -180,7 +180,9 @@ def mixed(raw: Raw) -> None:
             body = [{**sample, "n": n + row} for row in range(rows)]
             raw.send(Asked(n, now, ALWAYS, crc, rows=rows, kind="a many request"), body, many=True, **header)
         case "once":
-            raw.send(Asked(n, now, ALWAYS | {"worker_lost"}, crc, kind="a request without retry"), sample, retry=False, **header)
+            raw.send(
+                Asked(n, now, ALWAYS | {"worker_lost"}, crc, kind="a request without retry"), sample, retry=False, **header
+            )
         case "bad":
             may = (ALWAYS | {"model_error"}) - {"ok"}
             raw.send(Asked(n, now, may, crc, kind="a sample that raises"), {**sample, "do": "raise"}, **header)

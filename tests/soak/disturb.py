@@ -107,7 +107,9 @@ class Disturber(threading.Thread):
     def _reload(self) -> None:
         policy = self._rng.choice(_POLICIES)
         batch = self._rng.choice([4, 8, 16])
-        text = self._config.replace('policy = "shortest_wait"', f'policy = "{policy}"').replace("max_batch = 16", f"max_batch = {batch}")
+        text = self._config.replace('policy = "shortest_wait"', f'policy = "{policy}"').replace(
+            "max_batch = 16", f"max_batch = {batch}"
+        )
         self._pool.file.write_text(text)
         self._verb("reload")
 

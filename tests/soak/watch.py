@@ -123,7 +123,9 @@ def unbalanced(router: dict[str, Any]) -> Counter[str]:
     accepted, replied = router["accepted_total"], sum(router["replied_total"].values())
     if accepted == replied + router["pending"] + router["in_flight"]:
         return Counter()
-    return Counter([f"books: accepted {accepted}, replied {replied}, pending {router['pending']}, in flight {router['in_flight']}"])
+    return Counter(
+        [f"books: accepted {accepted}, replied {replied}, pending {router['pending']}, in flight {router['in_flight']}"]
+    )
 
 
 def went_back(before: dict[str, Any], after: dict[str, Any]) -> Counter[str]:
