@@ -21,11 +21,11 @@ Show = Callable[[Path, float], Sequence[Finding]]
 #: Name, what shows it, and how many seconds that takes in full and in brief.
 ALL: Final[dict[str, tuple[Show, float, float]]] = {
     "poison": (poison.show, 6.0, 3.0),
-    "overload": (overload.show, 30.0, 8.0),
+    "overload": (overload.show, 30.0, 5.0),
     "fairness": (fairness.show, 40.0, 16.0),
-    "unequal": (unequal.show, 36.0, 15.0),
+    "unequal": (unequal.show, 36.0, 9.0),
     "router-kill": (router_kill.show, 20.0, 4.0),
-    "fast-fail": (fast_fail.show, 30.0, 8.0),
+    "fast-fail": (fast_fail.show, 30.0, 5.0),
 }
 
 

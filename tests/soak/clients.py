@@ -38,6 +38,7 @@ class Job:
     seed: int
     seconds: float
     deadly: bool = False  # whether to send requests that kill workers
+    strict: bool = False  # of the library's: hold it to no error that it could have tried again
 
 
 @dataclass(slots=True)

@@ -71,7 +71,10 @@ def soak(folder: Path, *, seconds: float, seed: int, router_kills: bool = False)
         pool.start()
         watch, disturber = Watch(pool), Disturber(pool, seed, router_kills=router_kills)
         watch.start()
-        with clients(pool, kinds, seed, seconds) as processes, doomed(pool, seed, seconds) as killed:
+        with (
+            clients(pool, kinds, seed, seconds, strict=router_kills) as processes,
+            doomed(pool, seed, seconds, mild=router_kills) as killed,
+        ):
             disturber.start()
             ledgers = collect(processes, seconds, violations)
             disturber.stop()
@@ -94,12 +97,15 @@ def soak(folder: Path, *, seconds: float, seed: int, router_kills: bool = False)
 
 
 @contextmanager
-def clients(pool: RunningPool, kinds: dict[str, int], seed: int, seconds: float) -> Iterator[list[subprocess.Popen[str]]]:
+def clients(
+    pool: RunningPool, kinds: dict[str, int], seed: int, seconds: float, *, strict: bool
+) -> Iterator[list[subprocess.Popen[str]]]:
     """Start the clients; each has its job on stdin already."""
     started: list[subprocess.Popen[str]] = []
     try:
         for number, kind in enumerate(kind for kind, count in kinds.items() for _ in range(count)):
-            started.append(start_client(pool, kind, seed * 1000 + number, seconds, deadly=kind == "dealer" and number == 0))
+            deadly = kind == "dealer" and number == 0
+            started.append(start_client(pool, kind, seed * 1000 + number, seconds, deadly=deadly, strict=strict))
         yield started
     finally:
         for process in started:
@@ -107,9 +113,12 @@ def clients(pool: RunningPool, kinds: dict[str, int], seed: int, seconds: float)
             process.communicate()
 
 
-def start_client(pool: RunningPool, kind: str, seed: int, seconds: float, *, deadly: bool = False) -> subprocess.Popen[str]:
+def start_client(
+    pool: RunningPool, kind: str, seed: int, seconds: float, *, deadly: bool = False, strict: bool = False
+) -> subprocess.Popen[str]:
     """Start one client."""
-    job = {"kind": kind, "endpoint": f"tcp://127.0.0.1:{pool.port}", "seed": seed, "seconds": seconds, "deadly": deadly}
+    job = {"kind": kind, "endpoint": f"tcp://127.0.0.1:{pool.port}", "seed": seed, "seconds": seconds}
+    job |= {"deadly": deadly, "strict": strict}
     root = Path(__file__).parents[2]
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "soak.clients"],
@@ -126,16 +135,20 @@ def start_client(pool: RunningPool, kind: str, seed: int, seconds: float, *, dea
 
 
 @contextmanager
-def doomed(pool: RunningPool, seed: int, seconds: float) -> Iterator[list[int]]:
-    """In the meantime start clients that are killed with requests open, and one that never reads; yields the pids of the killed."""
+def doomed(pool: RunningPool, seed: int, seconds: float, *, mild: bool) -> Iterator[list[int]]:
+    """In the meantime start clients that are killed with requests open, and one that never reads; yields the pids of the killed.
+
+    `mild`: without floods, so that nobody need be refused.
+    """
     rng, ending, killed = random.Random(seed + 1), threading.Event(), list[int]()
+    kinds = ("dealer", "large") if mild else ("dealer", "large", "flood")
     deaf = start_client(pool, "deaf", seed * 1000 + 500, seconds)
 
     def go_on() -> None:
         number = 600
         while not ending.is_set():
             number += 1
-            process = start_client(pool, rng.choice(["dealer", "large", "flood"]), seed * 1000 + number, 60.0)
+            process = start_client(pool, rng.choice(kinds), seed * 1000 + number, 60.0)
             ending.wait(rng.uniform(1.0, 4.0))
             process.send_signal(signal.SIGKILL)
             process.communicate()

@@ -8,6 +8,7 @@ the first third. The supervisor handles no bodies; the router holds what waits (
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -25,6 +26,8 @@ EVERY_S: Final = 0.5
 _COMMAND_EVERY: Final = 10
 #: Books are asked for with each status; older ones are the last that were to be had.
 _FRESH_S: Final = 0.25
+#: So long after its start a router may still be shown with its predecessor's books, whatever their age says.
+_OLD_BOOKS_S: Final = 2.0
 #: Growth between the middle and the last third that is taken for noise, and what each minute between their middles may add.
 TOLERANCE_MIB: Final = {"supervisor": 2.0, "router": 24.0}
 PER_MINUTE_MIB: Final = {"supervisor": 1.0, "router": 4.0}
@@ -55,13 +58,15 @@ class Watch(threading.Thread):
         self._ending = threading.Event()
         self.samples = 0
         self.unanswered = 0
-        self.stale = 0  # samples in which the router had not given its books in time
+        self.stale = 0  # samples whose books may be old ones, or another router's
         self.slowest_s = 0.0
         self.live: Counter[int] = Counter()  # samples by number of ready workers
         self.restarts = 0
         self.problems: Counter[str] = Counter()
         self._rss: dict[str, list[tuple[float, float, int]]] = {"supervisor": [], "router": []}
-        self._last: dict[str, Any] = {}
+        self._router: int | None = None
+        self._before: dict[str, Any] = {}  # the books that the next ones are compared with
+        self._changed_at = 0.0
 
     def run(self) -> None:
         """Sample."""
@@ -69,7 +74,7 @@ class Watch(threading.Thread):
             began = time.monotonic()
             try:
                 self._look(self._status())
-            except (OSError, ValueError, KeyError) as e:
+            except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as e:
                 self.unanswered += 1
                 self.problems[f"status was not answered: {type(e).__name__}: {e}"] += 1
             self.slowest_s = max(self.slowest_s, time.monotonic() - began)
@@ -91,12 +96,14 @@ class Watch(threading.Thread):
         self.live[document["pool"]["workers_ready"]] += 1
         self.problems += unbalanced(router)
         self.restarts = router["restarts"]
-        if (router.get("books_age_s") or 0.0) > _FRESH_S:  # a router that is just starting: these are its predecessor's
+        now = time.monotonic()
+        if router["pid"] != self._router:
+            self._router, self._changed_at, self._before = router["pid"], now, {}
+        if now < self._changed_at + _OLD_BOOKS_S or (router.get("books_age_s") or 0.0) > _FRESH_S:
             self.stale += 1
         else:
-            if self._last.get("pid") == router["pid"]:
-                self.problems += went_back(self._last, router)
-            self._last = router
+            self.problems += went_back(self._before, router)
+            self._before = router
         for name, pid in (("supervisor", document["pool"]["pid"]), ("router", router["pid"])):
             with suppress(psutil.Error):
                 if pid:
