@@ -18,7 +18,7 @@ import psutil
 
 from gpupool.temporary_pool import TemporaryPool
 
-from .measure import Result, cpu_seconds, echo_config, load, mid, processes_of
+from .measure import Result, cpu_seconds, echo_config, listener, load, mid, processes_of
 from .peers import proxied
 
 _MB: Final = 1_000_000
@@ -41,7 +41,7 @@ def bodies(seconds: float, rounds: int) -> int:
         pool.wait_ready(lambda _: None)
         processes = processes_of(pool)
         router = next(process for process, name in processes.items() if name == "router")
-        middle = _listener(proxy)
+        middle = listener(proxy)
         for concurrency in _OPEN:
             ours: list[Result] = []
             theirs: list[Result] = []
@@ -67,15 +67,6 @@ def bodies(seconds: float, rounds: int) -> int:
         pool.stop()
     print()
     return failed
-
-
-def _listener(endpoint: str) -> psutil.Process:
-    """The child of ours that listens there."""
-    port = int(endpoint.rpartition(":")[2])
-    for child in psutil.Process().children():
-        if any(c.laddr and c.laddr.port == port and c.status == psutil.CONN_LISTEN for c in child.net_connections("tcp")):
-            return child
-    raise SystemExit(f"nobody listens on {endpoint}")
 
 
 @contextmanager

@@ -55,6 +55,15 @@ def cpu_seconds(processes: dict[psutil.Process, str]) -> dict[str, float]:
     return spent
 
 
+def listener(endpoint: str) -> psutil.Process:
+    """The child of ours that listens there."""
+    port = int(endpoint.rpartition(":")[2])
+    for child in psutil.Process().children():
+        if any(c.laddr and c.laddr.port == port and c.status == psutil.CONN_LISTEN for c in child.net_connections("tcp")):
+            return child
+    raise SystemExit(f"nobody listens on {endpoint}")
+
+
 def mid(results: Sequence[Result], key: str) -> float:
     """The median of the rounds."""
     return float(median(r[key] for r in results))

@@ -9,7 +9,7 @@ import msgpack
 
 from gpupool.temporary_pool import TemporaryPool
 
-from .measure import Result, cpu_seconds, echo_config, load, mid, processes_of
+from .measure import Result, cpu_seconds, echo_config, listener, load, mid, processes_of
 from .peers import proxied
 
 WORKERS: Final = (1, 4, 16)
@@ -23,14 +23,14 @@ def matrix(seconds: float, rounds: int) -> int:
     body = msgpack.packb({"x": bytes(1000)})
     print("## Router, echo 1 KiB, by workers and clients\n")
     print(
-        "| workers | clients | open in all | gpupool /s | zmq.proxy /s | ratio | gpupool p50/p99 ms | proxy p50/p99 ms | router CPU us a request |"
+        "| workers | clients | open in all | gpupool /s | zmq.proxy /s | ratio | gpupool p50/p99 ms | proxy p50/p99 ms | CPU us a request: router, proxy |"
     )
     print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     failed = 0
     for workers in WORKERS:
         with TemporaryPool(echo_config(workers)) as pool, proxied(workers) as proxy:
             pool.wait_ready(lambda _: None)
-            processes = processes_of(pool)
+            processes, middle = processes_of(pool), listener(proxy)
             for clients in CLIENTS:
                 for concurrency in dict.fromkeys((_OPEN, clients)) if clients > 1 else (1, _OPEN):
                     ours: list[Result] = []
@@ -39,12 +39,14 @@ def matrix(seconds: float, rounds: int) -> int:
                         before = cpu_seconds(processes)["router"]
                         ours.append(load(pool.endpoint, [body], concurrency, seconds, connections=clients))
                         ours[-1]["cpu_us"] = 1e6 * (cpu_seconds(processes)["router"] - before) / ours[-1]["answered"]
+                        spent = sum(middle.cpu_times()[:2])
                         theirs.append(load(proxy, [body], concurrency, seconds, connections=clients))
+                        theirs[-1]["cpu_us"] = 1e6 * (sum(middle.cpu_times()[:2]) - spent) / theirs[-1]["answered"]
                     ratio = median(a["per_s"] / b["per_s"] for a, b in zip(ours, theirs, strict=True))
                     print(
                         f"| {workers} | {clients:,} | {concurrency:,} | {mid(ours, 'per_s'):,.0f} | {mid(theirs, 'per_s'):,.0f} | {ratio:.2f} "
                         f"| {mid(ours, 'p50_ms'):.2f} / {mid(ours, 'p99_ms'):.2f} | {mid(theirs, 'p50_ms'):.2f} / {mid(theirs, 'p99_ms'):.2f} "
-                        f"| {mid(ours, 'cpu_us'):.0f} |",
+                        f"| {mid(ours, 'cpu_us'):.0f}, {mid(theirs, 'cpu_us'):.0f} |",
                         flush=True,
                     )
                     failed += sum(result["failed"] for result in ours + theirs)

@@ -83,7 +83,8 @@ class Raw:
 
     def send(self, asked: Asked, body: Any, *buffers: bytes, **header: Any) -> str | bytes:
         """Send one request and enter it in the ledger."""
-        name: str | bytes = str(asked.n) if self._made % 5 else str(asked.n).encode()
+        # Other clients use the same names at the same time; some are texts, some bytes.
+        name: str | bytes = str(self._made) if self._made % 5 else str(self._made).encode()
         self.open[name] = asked
         self.ledger.sent += 1
         self.socket.send_multipart([msgpack.packb({"v": 1, "id": name, **header}), msgpack.packb(body), *buffers])
