@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from demonstrations import fairness, fast_fail, overload, poison, router_kill, unequal
+from demonstrations import fairness, fast_fail, held_bytes, overload, poison, router_kill, unequal
 from demonstrations.finding import Finding, broken, table
 
 Show = Callable[[Path, float], Sequence[Finding]]
@@ -22,6 +22,7 @@ Show = Callable[[Path, float], Sequence[Finding]]
 ALL: Final[dict[str, tuple[Show, float, float]]] = {
     "poison": (poison.show, 6.0, 3.0),
     "overload": (overload.show, 30.0, 5.0),
+    "held-bytes": (held_bytes.show, 6.0, 6.0),
     "fairness": (fairness.show, 40.0, 16.0),
     "unequal": (unequal.show, 36.0, 9.0),
     "router-kill": (router_kill.show, 20.0, 4.0),
