@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-gpu bench drill-report clean
+.PHONY: help setup demo check test test-gpu bench drill-report soak demonstrations fuzz clean
 
 help:
 	@echo 'make setup     install into $(VENV)'
@@ -14,6 +14,9 @@ help:
 	@echo 'make check     format, lint and types'
 	@echo 'make test-gpu  the tests that need a GPU'
 	@echo 'make drill-report  every fault at every moment on a real pool: noticed when, lost what'
+	@echo 'make soak      a pool under mixed load while it is disturbed, 3 minutes; SECONDS=60 SEED=1 ROUTER_KILLS=1'
+	@echo 'make demonstrations  promises shown one by one, as figures and bounds; NAMES="poison overload"'
+	@echo 'make fuzz      random bytes for parsers and core, by atheris where it can be had; SECONDS=30 for each target'
 	@echo 'make bench     speed and memory, as ratios within one run'
 
 setup: $(READY)
@@ -51,6 +54,16 @@ bench: $(READY)
 
 drill-report: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m drills
+
+soak: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(ROUTER_KILLS),--router-kills)
+
+demonstrations: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m demonstrations $(NAMES)
+
+fuzz: $(READY)
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/pip install -q atheris || echo 'atheris cannot be installed for this Python'
+	PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(SECONDS),--seconds $(SECONDS))
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -8,44 +8,45 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 import msgpack
-import psutil
+from psutil import NoSuchProcess
 
 from gpupool.client import Client
 from gpupool.demo import demo_config, devices_for, read_paragraphs
-from gpupool.temporary_pool import Place, TemporaryPool
+from gpupool.temporary_pool import TemporaryPool
 
+from .bodies import bodies
+from .core_cost import core_cost
+from .measure import Result, cpu_seconds, echo_config, load, mid, processes_of
 from .peers import direct, plain_loops, proxied
+from .router_matrix import matrix
 
 CONCURRENCIES: Final = (1, 16, 64, 256)
-Result = dict[str, Any]
+PARTS: Final = ("echo", "idle", "client", "minilm", "matrix", "bodies", "core")
 
 
 def main() -> int:
     """Run the parts that were asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=["echo", "idle", "client", "minilm", []], help="default: all")
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all")
     parser.add_argument("--quick", action="store_true", help="1 s a cell and one round: whether it works, not how fast")
     parser.add_argument("--seconds", type=float, help="per cell (5)")
     parser.add_argument("--rounds", type=int, help="rounds of each comparison (3)")
     options = parser.parse_args()
     seconds = options.seconds or (1.0 if options.quick else 5.0)
     rounds = options.rounds or (1 if options.quick else 3)
-    parts = options.parts or ["echo", "idle", "client", "minilm"]
+    parts = options.parts or PARTS
     print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f} at the start; {rounds} rounds of {seconds:g} s\n")
     failed = 0
     if {"echo", "idle", "client"} & set(parts):
-        with TemporaryPool(echo_config) as pool:
+        with TemporaryPool(echo_config()) as pool:
             pool.wait_ready(lambda _: None)
             if "echo" in parts:
                 failed += echo(pool, seconds, rounds)
@@ -56,6 +57,12 @@ def main() -> int:
             pool.stop()
     if "minilm" in parts:
         failed += minilm(seconds, rounds)
+    if "matrix" in parts:
+        failed += matrix(seconds, rounds)
+    if "bodies" in parts:
+        failed += bodies(seconds, rounds)
+    if "core" in parts:
+        core_cost(quick=options.quick)
     if failed:
         print(f"{failed} requests failed", file=sys.stderr)
     return 1 if failed else 0
@@ -132,7 +139,7 @@ def idle(pool: TemporaryPool, seconds: float) -> None:
     time.sleep(seconds)
     print("## Idle, after the load\n\n| process | CPU % | RSS MiB | own memory MiB |\n| --- | ---: | ---: | ---: |")
     for process, name in processes.items():
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(NoSuchProcess):
             used = 100 * (sum(process.cpu_times()[:2]) - before[process]) / seconds
             memory = process.memory_full_info()
             print(f"| {name} | {used:.1f} | {memory.rss / 2**20:.0f} | {memory.uss / 2**20:.0f} |")
@@ -160,66 +167,6 @@ def minilm(seconds: float, rounds: int) -> int:
     latency = f"{mid(ours, 'p50_ms'):.1f} / {mid(ours, 'p99_ms'):.1f}"
     print(f"| {mid(ours, 'per_s'):.0f} | {median(loops):.0f} | {ratio:.2f} | {latency} |\n")
     return sum(r["failed"] for r in ours)
-
-
-def load(endpoint: str, bodies: Sequence[bytes], concurrency: int, seconds: float, *, warm_up: float = 0.3) -> Result:
-    """One cell, by a generator in a process of its own."""
-    job = {
-        "endpoint": endpoint,
-        "bodies": [b.hex() for b in bodies],
-        "concurrency": concurrency,
-        "seconds": seconds,
-        "warm_up": warm_up,
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.bench.load"], input=json.dumps(job), capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"load generator: {done.stderr}")
-    result: Result = json.loads(done.stdout)
-    return result
-
-
-def processes_of(pool: TemporaryPool) -> dict[psutil.Process, str]:
-    """The pool's processes with what each is."""
-    document = pool.status()
-    names = {document["pool"]["pid"]: "supervisor", document["router"]["pid"]: "router"}
-    names |= {w["pid"]: f"worker {w['worker']}" for w in document["workers"]}
-    return {psutil.Process(pid): name for pid, name in names.items()}
-
-
-def cpu_seconds(processes: dict[psutil.Process, str]) -> dict[str, float]:
-    """CPU time spent so far by role; the workers' together."""
-    spent: dict[str, float] = {}
-    for process, name in processes.items():
-        role = "workers" if name.startswith("worker") else name
-        spent[role] = spent.get(role, 0.0) + sum(process.cpu_times()[:2])
-    return spent
-
-
-def mid(results: Sequence[Result], key: str) -> float:
-    """The median of the rounds."""
-    return float(median(r[key] for r in results))
-
-
-def echo_config(place: Place) -> str:
-    """Two CPU workers with the echo model and defaults everywhere else."""
-    handlers = Path(__file__).with_name("handlers.py")
-    (Path(place.log_file).parent / "bench_handlers.py").write_text(handlers.read_text())
-    return f"""
-[pool]
-runtime_dir = {json.dumps(place.runtime_dir)}
-devices = "cpu:2"
-[router]
-bind = [{json.dumps(place.endpoint)}]
-[http]
-bind = ""
-[logs]
-file = {json.dumps(place.log_file)}
-[[model]]
-name = "echo"
-handler = "bench_handlers:Echo"
-"""
 
 
 if __name__ == "__main__":

@@ -23,13 +23,15 @@ import zmq
 
 
 @contextlib.contextmanager
-def proxied() -> Iterator[str]:
-    """libzmq's proxy, ROUTER to DEALER, with two echo processes behind it; yields the endpoint."""
+def proxied(echoes: int = 2) -> Iterator[str]:
+    """libzmq's proxy, ROUTER to DEALER, with so many echo processes behind it; yields the endpoint."""
     with tempfile.TemporaryDirectory() as folder:
         front, back = f"ipc://{folder}/front", f"ipc://{folder}/back"
         with role("proxy", "tcp://127.0.0.1:*", back) as proxy:
             front = _line(proxy)
-            with role("echo", back), role("echo", back):
+            with contextlib.ExitStack() as stack:
+                for _ in range(echoes):
+                    stack.enter_context(role("echo", back))
                 yield front
 
 
@@ -82,6 +84,7 @@ def _line(process: subprocess.Popen[bytes]) -> str:
 def _socket(kind: int) -> zmq.Socket[bytes]:
     sock: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     sock.sndhwm = sock.rcvhwm = 0
+    sock.backlog = 1024  # as the router; at libzmq's 100, clients that come all at once wait for TCP's retries
     return sock
 
 

@@ -44,7 +44,7 @@ def free_port() -> int:
 
 
 class RunningPool:
-    """A pool of CPU workers with one of the toy models."""
+    """A pool of CPU workers with one of the toy models, or `module:Class` of this folder."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ devices = "cpu:{workers}"
 bind = "127.0.0.1:{self.http}"
 [[model]]
 name = "toy"
-handler = "toy_models:{model}"
+handler = "{model if ":" in model else f"toy_models:{model}"}"
 options = {{ {options} }}
 """
         router = f'bind = ["tcp://127.0.0.1:{self.port}"]'

@@ -1,0 +1,25 @@
+"""The demonstrations in brief, without the bounds that a busy machine alone can break."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from demonstrations.__main__ import ALL
+from demonstrations.finding import broken, table
+
+pytestmark = pytest.mark.processes
+
+
+#: Of fairness nothing but times would be left; that bytes which were sent count against a bound is yet to be built.
+NOT_HERE = {"fairness", "held-bytes"}
+
+
+@pytest.mark.parametrize("name", sorted(set(ALL) - NOT_HERE))
+def test_what_is_promised_can_be_shown(tmp_path: Path, name: str) -> None:
+    show, _, brief = ALL[name]
+
+    findings = show(tmp_path, brief)
+
+    assert not [finding for finding in broken(findings) if not finding.timed], table(findings)
