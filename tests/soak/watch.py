@@ -26,8 +26,6 @@ EVERY_S: Final = 0.5
 _COMMAND_EVERY: Final = 10
 #: Books are asked for with each status; older ones are the last that were to be had.
 _FRESH_S: Final = 0.25
-#: So long after its start a router may still be shown with its predecessor's books, whatever their age says.
-_OLD_BOOKS_S: Final = 2.0
 #: Growth between the middle and the last third that is taken for noise, and what each minute between their middles may add.
 TOLERANCE_MIB: Final = {"supervisor": 2.0, "router": 24.0}
 PER_MINUTE_MIB: Final = {"supervisor": 1.0, "router": 4.0}
@@ -66,7 +64,6 @@ class Watch(threading.Thread):
         self._rss: dict[str, list[tuple[float, float, int]]] = {"supervisor": [], "router": []}
         self._router: int | None = None
         self._before: dict[str, Any] = {}  # the books that the next ones are compared with
-        self._changed_at = 0.0
 
     def run(self) -> None:
         """Sample."""
@@ -96,10 +93,9 @@ class Watch(threading.Thread):
         self.live[document["pool"]["workers_ready"]] += 1
         self.problems += unbalanced(router)
         self.restarts = router["restarts"]
-        now = time.monotonic()
         if router["pid"] != self._router:
-            self._router, self._changed_at, self._before = router["pid"], now, {}
-        if now < self._changed_at + _OLD_BOOKS_S or (router.get("books_age_s") or 0.0) > _FRESH_S:
+            self._router, self._before = router["pid"], {}
+        if (router.get("books_age_s") or 0.0) > _FRESH_S:
             self.stale += 1
         else:
             self.problems += went_back(self._before, router)
