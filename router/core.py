@@ -49,6 +49,7 @@ class Core:
         self._intake = Intake(spec)
         self.mode = Mode.OPEN
         self._drained_told = False
+        self.names: dict[bytes, str] = {}  # of the clients that are known by a key
 
     def take_commands(self) -> list[Command]:
         """Return what is to be done, in order, and forget it."""
@@ -122,6 +123,22 @@ class Core:
         request = self.ledger.open.get((client, header.id))
         if request is not None:  # else it is answered already, or was never here
             self._end_early(request, ErrorCode.CANCELLED, now, "cancelled by the client")
+
+    def named(self, client: bytes, name: str) -> None:
+        """A client is known by its key: told before its first message is, and again should the key get another name."""
+        self.names[client] = name
+
+    def gone(self, client: bytes, now: float) -> None:
+        """A client's connection has ended: what it asked for is not run any more, and its replies are for nobody."""
+        self.names.pop(client, None)
+        ledger = self.ledger
+        for request in [request for (owner, _), request in ledger.open.items() if owner == client]:
+            first = len(ledger.commands)
+            self._end_early(request, ErrorCode.CANCELLED, now, "its client's connection ended")
+            reply = ledger.commands[first]
+            assert isinstance(reply, Reply)
+            reply.frames = []
+            self.undelivered()
 
     def _refuse(
         self, client: bytes, error: WireError, header: Header | None, frames: Sequence[bytes], *, delimiter: bool

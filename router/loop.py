@@ -13,6 +13,7 @@ import resource
 import signal
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,12 +24,15 @@ from gpupool import link
 from gpupool.board import Board, SlotWord, Word, unpack_queue
 from gpupool.channel import Channel
 from gpupool.exits import Exit
+from gpupool.keys import KeyFileError
 from gpupool.logs import LEVELS, Log
 from gpupool.spec import RouterSpec
 
 from .balance import Reading
 from .commands import Command, Event, Quit, Reply, SendTickets, SendWork, Tell
 from .core import Core
+from .door import Door
+from .keyring import Keys
 from .outbox import Outbox, Sent
 from .sockets import BindError, drain, open_clients, open_workers, readable, send
 
@@ -63,6 +67,7 @@ class Router:
         self._untold: deque[dict[str, Any]] = deque(maxlen=_MAX_UNTOLD)  # messages the supervisor did not take yet
         self._loop = uvloop.new_event_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+        self._door: Door
         self._clients: zmq.Socket[bytes]
         self._workers: zmq.Socket[bytes]
         self._bound: list[str] = []
@@ -77,9 +82,10 @@ class Router:
     def run(self) -> int:
         """Bind, serve until the supervisor says stop, and return the exit code."""
         try:
-            self._clients, self._bound = open_clients(self._context, self._spec)
+            self._door = Door(self._context, self._spec.curve, self._log, gone=self._on_gone, named=self._core.named)
+            self._clients, self._bound = open_clients(self._context, self._spec, self._door.attach)
             self._workers = open_workers(self._context, self._spec)
-        except BindError as e:
+        except (BindError, KeyFileError) as e:
             self._log.event.error("bind_failed", error=str(e))
             self._channel.send({"t": "failed", "message": str(e)})
             self._context.destroy(linger=0)
@@ -89,8 +95,11 @@ class Router:
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         loop.add_signal_handler(signal.SIGTERM, self._on_message, {"t": "stop"})
-        for sock in (self._clients, self._workers):
-            loop.add_reader(sock.get(zmq.FD), self._turn)
+        zap, monitor = self._door.fds
+        for fd in (self._clients.get(zmq.FD), self._workers.get(zmq.FD), zap):
+            loop.add_reader(fd, self._turn)
+        loop.add_reader(monitor, self._on_monitor)
+        self._door.watch_keys(lambda rekey, keys: loop.call_soon_threadsafe(self._on_keys, rekey, keys))
         loop.add_reader(self._channel.fileno(), self._on_channel)
         self._beat()
         self._tell({"t": "up", "bind": self._bound})
@@ -111,7 +120,8 @@ class Router:
             more = drain(self._workers, self._on_worker, now, max_messages=_TURN_MESSAGES, max_bytes=_TURN_BYTES)
             if (due := core.next_deadline()) is not None and due <= now:
                 core.tick(now)
-            more |= drain(self._clients, core.message, now, max_messages=_TURN_MESSAGES, max_bytes=_TURN_BYTES)
+            more |= self._drain_clients(now, _TURN_MESSAGES, _TURN_BYTES)
+            more |= self._door.answer(now, lambda: self._drain_clients(now, _TURN_MESSAGES // 4, _TURN_BYTES // 4))
             if core.ledger.pending and now >= self._read_at + _READING_S:
                 self._read_at = now
                 core.workers.observe(self._readings(), now)
@@ -120,6 +130,12 @@ class Router:
         finally:
             if more or readable(self._clients) or readable(self._workers):
                 self._ask_turn()
+
+    def _drain_clients(self, now: float, max_messages: int, max_bytes: int) -> bool:
+        door = self._door
+        return drain(
+            self._clients, self._core.message, now, max_messages=max_messages, max_bytes=max_bytes, known=door.peers.known, meet=door.meet
+        )  # fmt: skip
 
     def _act(self, now: float) -> None:
         """Dispatch, and carry out commands until no more come of it (a send that fails brings new ones)."""
@@ -155,7 +171,10 @@ class Router:
 
     def _reply(self, reply: Reply, now: float) -> None:
         frames = reply.frames
-        sent = Sent.BUSY if frames[0] in self._outbox else send(self._clients, frames)
+        if not frames:  # its client is gone
+            sent = Sent.OK
+        else:
+            sent = Sent.BUSY if frames[0] in self._outbox else send(self._clients, frames)
         if sent is Sent.BUSY:
             if not self._outbox:
                 self._loop.call_later(_OUTBOX_S, self._flush)
@@ -219,6 +238,19 @@ class Router:
                 self._bad_told_at = now
                 self._log.event.warning("bad_worker_message", error=f"{type(e).__name__}: {e}", total=self._bad_messages)
 
+    def _on_monitor(self) -> None:
+        if self._door.watch():
+            self._loop.call_soon(self._on_monitor)  # its descriptor tells once only
+        self._ask_turn()
+
+    def _on_gone(self, client: bytes) -> None:
+        self._core.gone(client, time.monotonic())
+        self._core.undelivered(self._outbox.drop(client))
+
+    def _on_keys(self, rekey: Callable[[Keys], object], keys: Keys) -> None:
+        rekey(keys)
+        self._ask_turn()
+
     def _on_channel(self) -> None:
         for _ in range(100):  # the rest comes with the loop's next round: this descriptor tells as long as something waits
             try:
@@ -255,7 +287,7 @@ class Router:
             case "undrain":
                 core.undrain()
             case "stats":
-                self._tell({"t": "stats", "n": m["n"], "bind": self._bound, **core.stats()})
+                self._tell({"t": "stats", "n": m["n"], "bind": self._bound, **core.stats(), **self._door.stats(now)})
             case "stop":
                 core.stop(now)
                 self._ask_turn()
@@ -294,6 +326,7 @@ class Router:
             self._untold.popleft()
         if self._beats % _BEATS_PER_COUNT == 0:
             self._count_descriptors()
+            self._door.look_around(time.monotonic())
 
     def _count_descriptors(self) -> None:
         """Warn before new clients find no descriptor left: libzmq then leaves them waiting without a word."""
@@ -308,10 +341,11 @@ class Router:
     def _close(self) -> None:
         """Answer what has come in the meantime, flush for a bounded time, and close."""
         now = time.monotonic()
-        drain(self._clients, self._core.message, now, max_messages=4 * _TURN_MESSAGES, max_bytes=4 * _TURN_BYTES)
+        self._drain_clients(now, 4 * _TURN_MESSAGES, 4 * _TURN_BYTES)
         self._act(now)
         self._core.undelivered(self._outbox.flush(lambda frames: send(self._clients, frames), now))
         self._log.event.info("router_stopped", unsent=len(self._outbox), **self._core.stats())
+        self._door.close(self._clients)
         self._clients.close(_LINGER_MS)
         self._workers.close(0)
         self._context.term()

@@ -1,7 +1,7 @@
 """The router's two ROUTER sockets: how they are opened, drained and sent on, without ever waiting.
 
-Two clients with one routing id: the first keeps it, the second is ignored by libzmq until the first is gone (hand-over would cut the
-first off silently, and give its replies to the newcomer). Clients should leave the routing id to libzmq, as ours does.
+Two clients with one routing id: the first keeps it, the second is ignored by libzmq for good (hand-over would cut the first off
+silently, and give its replies to the newcomer, whoever that is). Clients should leave the routing id to libzmq, as ours does.
 
 Hard cap: a frame above twice `max_message_bytes` cuts its connection, without a reply. Up to there a message that is too large is
 answered `too_large`.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -42,8 +42,10 @@ class BindError(Exception):
     """An address cannot be bound; the message names it."""
 
 
-def open_clients(context: zmq.Context[zmq.Socket[bytes]], spec: RouterSpec) -> tuple[zmq.Socket[bytes], list[str]]:
-    """Bind the clients' socket; return it with the addresses that came of it (port 0 is resolved).
+def open_clients(
+    context: zmq.Context[zmq.Socket[bytes]], spec: RouterSpec, guard: Callable[[zmq.Socket[bytes]], object]
+) -> tuple[zmq.Socket[bytes], list[str]]:
+    """Bind the clients' socket, guarded; return it with the addresses that came of it (port 0 is resolved).
 
     Raises:
         BindError: for the first address that fails.
@@ -61,6 +63,7 @@ def open_clients(context: zmq.Context[zmq.Socket[bytes]], spec: RouterSpec) -> t
     sock.set(zmq.TCP_KEEPALIVE, 1)
     sock.set(zmq.TCP_KEEPALIVE_IDLE, 60)
     sock.set(zmq.IPV6, any("[" in address for address in spec.bind))
+    guard(sock)
     with _umask(0o117):
         return sock, [_bind(sock, address) for address in spec.bind]
 
@@ -93,8 +96,13 @@ def drain(
     *,
     max_messages: int,
     max_bytes: int,
+    known: Container[bytes] | None = None,
+    meet: Callable[[bytes, zmq.Frame], bool] | None = None,
 ) -> bool:
-    """Hand over the messages that wait as (routing id, frames, now); True when a bound ended it and more may wait."""
+    """Hand over the messages that wait as (routing id, frames, now); True when a bound ended it and more may wait.
+
+    With `known`, `meet` says of every peer that is not in there whether its message is taken, by the first frame; it must not raise.
+    """
     receive = sock.recv
     size = 0
     for _ in range(max_messages):
@@ -104,6 +112,7 @@ def drain(
             return False
         # A frame object knows whether another one follows; asking the socket would cost as much as a frame.
         part = receive(_LAST, copy=False)
+        taken = known is None or peer in known or meet is None or meet(peer, part)
         frame = part.bytes
         size += len(frame)
         frames = [frame]
@@ -113,7 +122,8 @@ def drain(
                 frame = part.bytes
                 size += len(frame)
                 frames.append(frame)
-        handle(peer, frames, now)
+        if taken:
+            handle(peer, frames, now)
         if size >= max_bytes:
             return True
     return True

@@ -15,6 +15,14 @@ from gpupool import __version__
 Sample = tuple[dict[str, Any], float | int | None]
 Family = tuple[str, str, str, list[Sample]]
 
+#: What the router counts at its front door, under the same names.
+_DOOR: Final = (
+    ("connections", "gauge", "Connections of clients that are open"),
+    ("silent_connections", "gauge", "Those that never sent a message, 15 s and more after they were opened"),
+    ("handshakes_refused_total", "counter", "Handshakes that failed: a wrong key or none, or no ZeroMQ at all"),
+    ("messages_dropped_total", "counter", "Messages of connections that had ended, or whose key was removed"),
+)
+
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
@@ -50,6 +58,9 @@ def _families(
     yield "gpupool_redispatched_total", "counter", "Requests that came back from a worker and waited again", redispatched
     undeliverable: list[Sample] = [({}, router.get("undeliverable_total", 0))]
     yield "gpupool_undeliverable_replies_total", "counter", "Replies whose client was gone or did not read", undeliverable
+    for key, kind, help_ in _DOOR:
+        count: list[Sample] = [({}, router.get(key, 0))]
+        yield f"gpupool_{key}", kind, help_, count
     yield "gpupool_poisoned_requests", "gauge", "Request contents refused as poison now", [({}, router.get("poisoned", 0))]
     yield "gpupool_router_restarts_total", "counter", "Restarts of the router", [({}, router["restarts"])]
     yield "gpupool_queue_length", "gauge", "Samples waiting in a worker", by_worker("queue_length")

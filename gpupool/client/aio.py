@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, Self, Unpack, overload
 import zmq
 
 from gpupool.client.calls import DEFAULT_RETRIES, DEFAULT_TIMEOUT_S, Call, Calls, InferOptions, cancel_message
-from gpupool.client.connect import CurveKeys, Link, open_socket
+from gpupool.client.connect import Key, Link, curve_keys, open_socket
 from gpupool.client.reply import Reply
 from gpupool.errors import Cancelled, GpuPoolError
 
@@ -38,13 +38,13 @@ class AsyncClient:
         *,
         timeout: float = DEFAULT_TIMEOUT_S,
         retries: int = DEFAULT_RETRIES,
-        server_key: str | None = None,
-        secret_key: str | None = None,
+        server_key: Key | None = None,
+        secret_key: Key | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.timeout = timeout
         self.retries = retries
-        self._curve = CurveKeys(server_key, secret_key) if server_key else None
+        self._curve = curve_keys(server_key, secret_key)
         self._calls = Calls(endpoint)
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._link: Link | None = None

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, Unpack, overload
 import zmq
 
 from gpupool.client.calls import DEFAULT_RETRIES, DEFAULT_TIMEOUT_S, Call, InferOptions
-from gpupool.client.connect import CurveKeys
+from gpupool.client.connect import Key, curve_keys
 from gpupool.client.connection import SLICE_S, Connection
 from gpupool.client.reply import Reply
 from gpupool.errors import Cancelled, GpuPoolError
@@ -27,8 +27,8 @@ class Client:
         endpoint: where the router listens, such as "tcp://127.0.0.1:5555".
         timeout: seconds that a request may take in all, retries included, unless it brings its own.
         retries: how often to try again what the pool answered with a retryable error; 0 turns it off.
-        server_key: the pool's public CURVE key; turns encryption on.
-        secret_key: this client's own CURVE key, for pools that know their clients.
+        server_key: the pool's public CURVE key, as 40 characters or as the path of its file; turns encryption on.
+        secret_key: this client's own CURVE key, likewise; a pool with CURVE lets in only the keys that it knows.
 
     Safe to use from several threads; close it when none is waiting in it (those that are get `Cancelled`).
     """
@@ -39,13 +39,13 @@ class Client:
         *,
         timeout: float = DEFAULT_TIMEOUT_S,
         retries: int = DEFAULT_RETRIES,
-        server_key: str | None = None,
-        secret_key: str | None = None,
+        server_key: Key | None = None,
+        secret_key: Key | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.timeout = timeout
         self.retries = retries
-        self._curve = CurveKeys(server_key, secret_key) if server_key else None
+        self._curve = curve_keys(server_key, secret_key)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._local = threading.local()
         self._lock = threading.Lock()
