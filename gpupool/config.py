@@ -20,8 +20,9 @@ from pydantic_core import ErrorDetails
 
 from gpupool.config_checks import batching_of, findings, followed, options_findings
 from gpupool.config_errors import ConfigError, ConfigErrors, Location, explain, key_path
-from gpupool.config_schema import Batching, Degrade, Document, Http, Logs, Memory, Model, Pool, Router, Supervision
+from gpupool.config_schema import Batching, Curve, Degrade, Document, Http, Logs, Memory, Model, Pool, Router, Supervision
 from gpupool.handler_source import handler_problem
+from gpupool.keys import KeyFileError, is_key, read_secret
 from gpupool.manifest import read_manifest
 from gpupool.paths import ENV_DIR, MAX_SOCKET_PATH, RuntimeDir, default_runtime_dir
 from gpupool.spec import BatchingSpec, LogSpec, ModelSpec
@@ -199,10 +200,14 @@ def _resolved(document: Document, folder: Path) -> Document:
     elif pool.runtime_dir:
         runtime = str(folder / pool.runtime_dir)
     bind = tuple(f"ipc://{folder / e.removeprefix('ipc://')}" if e.startswith("ipc://") else e for e in router.bind)
+    curve = router.curve
+    if curve is not None:
+        paths = {key: getattr(curve, key) for key in ("secret_key_file", "authorized_keys_dir")}
+        curve = curve.model_copy(update={key: str(folder / path) for key, path in paths.items() if path and not is_key(path)})
     return document.model_copy(
         update={
             "pool": pool.model_copy(update={"runtime_dir": runtime or str(default_runtime_dir())}),
-            "router": router.model_copy(update={"bind": bind, **followed(router, router.model_dump())}),
+            "router": router.model_copy(update={"bind": bind, "curve": curve, **followed(router, router.model_dump())}),
             "batching": document.batching.model_copy(update=followed(document.batching, document.batching.model_dump())),
             "logs": logs.model_copy(update={"file": str(folder / logs.file) if logs.file else ""}),
             "model": tuple(m.model_copy(update={"path": str(folder / m.path) if m.path else ""}) for m in document.model),
@@ -218,8 +223,27 @@ def _surroundings(tables: Document) -> Iterator[ConfigError]:
     for i, endpoint in enumerate(tables.router.bind):
         if (size := len(os.fsencode(endpoint)) - len("ipc://")) > MAX_SOCKET_PATH and endpoint.startswith("ipc://"):
             yield ConfigError(f"router.bind[{i}]", f"a path of at most {MAX_SOCKET_PATH} bytes", f"{size} bytes: {endpoint}")
+    yield from _keys(tables.router.curve)
     if tables.logs.file and not Path(tables.logs.file).parent.is_dir():
         yield ConfigError("logs.file", "a file in an existing folder", tables.logs.file)
+
+
+def _keys(curve: Curve | None) -> Iterator[ConfigError]:
+    """Yield what is wrong with the pool's secret key and the folder of its clients' keys, whose files may come and go."""
+    if curve is None:
+        return
+    secret, folder = curve.secret_key_file, curve.authorized_keys_dir
+    if secret and not is_key(secret):  # findings already
+        try:
+            read_secret(secret)
+        except (KeyFileError, OSError) as e:
+            hint = "`gpupool keygen` makes one"
+            yield ConfigError("router.curve.secret_key_file", "a secret key that only its owner may read", str(e), hint)
+    if folder and not is_key(folder):
+        try:
+            os.scandir(folder).close()
+        except OSError as e:
+            yield ConfigError("router.curve.authorized_keys_dir", "a readable folder", f"{folder}: {e.strerror or e}")
 
 
 def _model_spec(folder: Path, model: Model, batching: BatchingSpec, path: str) -> ModelSpec | list[ConfigError]:

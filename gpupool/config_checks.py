@@ -16,6 +16,7 @@ import msgpack
 from gpupool.config_errors import ConfigError, shown
 from gpupool.config_forms import is_loopback, worker_count
 from gpupool.config_schema import Batching, Document, Model, Table
+from gpupool.keys import is_key
 
 #: Of all models together, packed: they travel to each child in one channel message, beside the rest of its spec.
 MAX_OPTIONS_BYTES: Final = 64 * 1024
@@ -46,6 +47,7 @@ def findings(document: Document) -> Iterator[Finding]:
     """Yield everything that is wrong between keys, each with the paths that it is about."""
     yield from _pool(document)
     yield from _router(document)
+    yield from _curve(document)
     yield from _supervision(document)
     yield from _batching(document)
     yield from _degrade(document)
@@ -79,6 +81,25 @@ def _router(document: Document) -> Iterator[Finding]:
         expected = f"at most router.max_pending_bytes, {router.max_pending_bytes}"
         hint = "a larger message could never be accepted"
         yield _finding("router.max_message_bytes", expected, router.max_message_bytes, "router.max_pending_bytes", hint=hint)
+
+
+def _curve(document: Document) -> Iterator[Finding]:
+    curve = document.router.curve
+    if curve is None:
+        return
+    wanted = {
+        "secret_key_file": ("the file of the pool's secret key", "`gpupool keygen` makes one"),
+        "authorized_keys_dir": (
+            "the folder of the clients' public keys",
+            "without it anybody could be a client; no key in it: nobody",
+        ),
+    }
+    for key, (expected, hint) in wanted.items():
+        value = getattr(curve, key)
+        if not value:
+            yield _finding(f"router.curve.{key}", expected, None, hint=hint)
+        elif is_key(value):  # not shown: it may be the secret one
+            yield _finding(f"router.curve.{key}", expected, "a key", hint="write the key into a file and give its path")
 
 
 def _supervision(document: Document) -> Iterator[Finding]:
@@ -158,8 +179,6 @@ def options_findings(options: dict[str, dict[str, Any]]) -> Iterator[Finding]:
 
 def _unsupported(document: Document) -> Iterator[Finding]:
     wishes: list[tuple[str, str, object]] = []
-    if document.router.curve is not None:
-        wishes.append(("router.curve", "no such table", "[router.curve]"))
     if document.pool.cpu_overflow:
         wishes.append(("pool.cpu_overflow", "0", document.pool.cpu_overflow))
     if document.logs.fluentd:

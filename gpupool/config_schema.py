@@ -15,11 +15,16 @@ from gpupool.config_forms import (
     parse_handler,
     parse_path,
 )
+from gpupool.keys import NAME
 
 #: A day: a longer wait is a slip of the unit, not a wish.
 _DAY_S = 86400.0
 
+#: They travel to the router in one channel message, beside the options of all models.
+MAX_CLIENTS = 512
+
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
+ClientName = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Bytes = Annotated[int, Field(ge=1024, le=1 << 40)]
 Seconds = Annotated[float, Field(gt=0, le=_DAY_S)]
@@ -50,11 +55,20 @@ class Pool(Table):
     drain_timeout_s: Seconds = 30.0
 
 
+class CurveClient(Table):
+    """[router.curve.clients.NAME]; None means that the pool's value holds."""
+
+    max_pending: Count | None = None
+    max_pending_bytes: Bytes | None = None
+    max_priority: Annotated[int, Field(ge=0, le=9)] | None = None
+
+
 class Curve(Table):
     """[router.curve]."""
 
     secret_key_file: PathText = ""
     authorized_keys_dir: PathText = ""
+    clients: Annotated[dict[ClientName, CurveClient], Field(max_length=MAX_CLIENTS)] = Field(default_factory=dict)
 
 
 class Router(Table):

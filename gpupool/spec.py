@@ -51,6 +51,23 @@ class MemorySpec:
 
 
 @dataclass(frozen=True, slots=True)
+class CurveSpec:
+    """Where the router finds its keys. Paths only: a secret travels over no channel."""
+
+    secret_key_file: str
+    authorized_keys_dir: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSpec:
+    """Bounds of one client, all its connections together; None: those of the pool hold."""
+
+    max_pending: int | None = None
+    max_pending_bytes: int | None = None
+    max_priority: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RouterSpec:
     """All that the router needs to know."""
 
@@ -69,6 +86,8 @@ class RouterSpec:
     target_delay_ms: float = 5000.0
     default_timeout_ms: int = 30000
     max_attempts: int = 2
+    curve: CurveSpec | None = None  # absent: plaintext
+    clients: dict[str, ClientSpec] = dataclasses.field(default_factory=dict)  # by the name of the client's key
     log: LogSpec = LogSpec()
     #: Inherited descriptors of sockets that listen already, the supervisor's: on each of `bind`, and on `workers_endpoint`.
     bind_fds: tuple[int, ...] = ()
@@ -106,6 +125,8 @@ def router_spec(message: dict[str, Any]) -> RouterSpec:
     """Read a router's spec from its first channel message."""
     values = _values(message)
     values["bind"], values["bind_fds"] = tuple(values["bind"]), tuple(values["bind_fds"])
+    values["curve"] = CurveSpec(**values["curve"]) if values["curve"] else None
+    values["clients"] = client_specs(values["clients"])
     return RouterSpec(**values)
 
 
@@ -116,6 +137,11 @@ def worker_spec(message: dict[str, Any]) -> WorkerSpec:
     values["cpus"] = tuple(values["cpus"])
     values["memory"] = MemorySpec(**values["memory"])
     return WorkerSpec(**values)
+
+
+def client_specs(values: dict[str, dict[str, Any]]) -> dict[str, ClientSpec]:
+    """Read the clients' bounds from a channel message; they also come alone, when a reload changes them."""
+    return {name: ClientSpec(**bounds) for name, bounds in values.items()}
 
 
 def batching_spec(values: dict[str, Any]) -> BatchingSpec:

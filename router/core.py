@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from gpupool.errors import ErrorCode
 from gpupool.link import CANCEL
-from gpupool.spec import RouterSpec
+from gpupool.spec import RouterSpec, client_specs
 from gpupool.wire import Header, WireError, parse_header, split_delimiter
 
 from .balance import Policy
@@ -25,7 +25,7 @@ from .intake import Intake, Refused
 from .ledger import RETRY_MS, Ledger
 from .replies import client_name
 from .requests import Request, State
-from .tenants import MAX_CONNECTIONS, MAX_GARBAGE, Connection, Tenant
+from .tenants import MAX_GARBAGE, Connection, Connections, Tenant
 
 #: A request is refused when the predicted wait exceeds the time it has by this factor: predictions are rough.
 CLEARLY: Final = 1.5
@@ -51,7 +51,7 @@ class Core:
         self._intake = Intake(spec)
         self.mode = Mode.OPEN
         self.target_delay_s = spec.target_delay_ms / 1e3  # 0: no target
-        self._connections: dict[bytes, Connection] = {}
+        self.connections = Connections(spec.clients)
         self._drained_told = False
 
     def take_commands(self) -> list[Command]:
@@ -63,7 +63,7 @@ class Core:
 
     def message(self, client: bytes, message: Sequence[bytes], now: float) -> None:
         """A message has arrived from a client; `message` is what follows its routing id. Never raises."""
-        connection = self._connections.get(client) or self._connect(client)
+        connection = self.connections.get(client) or self.connections.meet(client)
         delimiter, frames = split_delimiter(message)
         header: Header | None = None
         try:
@@ -88,13 +88,6 @@ class Core:
             self.ledger.commands.append(Event("error", "message_failed", {"traceback": traceback.format_exc()}))
             mine = Refused("the router failed on this message", ErrorCode.INTERNAL, header.id if header else None)
             self._refuse(client, mine, header, frames, delimiter=delimiter)
-
-    def _connect(self, client: bytes) -> Connection:
-        """Know a connection from its first message on."""
-        if len(self._connections) >= MAX_CONNECTIONS:
-            self._connections.pop(next(iter(self._connections)))  # what it has open knows its tenant
-        connection = self._connections[client] = Connection(Tenant())
-        return connection
 
     def _is_garbage(self, client: bytes, connection: Connection) -> bool:
         """Count a malformed message; whether it is one too many in a row, and not to be answered any more."""
@@ -162,6 +155,21 @@ class Core:
         request = self.ledger.open.get((client, header.id))
         if request is not None:  # else it is answered already, or was never here
             self._end_early(request, ErrorCode.CANCELLED, now, "cancelled by the client")
+
+    def named(self, client: bytes, name: str) -> None:
+        """A client is known by its key: told before its first message is, and again should the key get another name."""
+        self.connections.named(client, name)
+
+    def gone(self, client: bytes, now: float) -> None:
+        """A client's connection has ended: what it asked for is not run any more, and its replies are for nobody."""
+        self.connections.gone(client)
+        ledger = self.ledger
+        for request in [request for (owner, _), request in ledger.open.items() if owner == client]:
+            self._end_early(request, ErrorCode.CANCELLED, now, "its client's connection ended")
+        for command in ledger.commands:  # not sent yet, and the next connection may have the same routing id
+            if isinstance(command, Reply) and command.frames and command.frames[0] == client:
+                command.frames = []
+                self.undelivered()
 
     def _refuse(
         self, client: bytes, error: WireError, header: Header | None, frames: Sequence[bytes], *, delimiter: bool
@@ -237,6 +245,8 @@ class Core:
             client_share=values.get("max_client_share"),
         )  # fmt: skip
         self.target_delay_s = values.get("target_delay_ms", 1e3 * self.target_delay_s) / 1e3
+        if (clients := values.get("clients")) is not None:
+            self.connections.bound(client_specs(clients))
         if timeout_ms := values.get("default_timeout_ms"):
             self._intake.default_timeout_s = timeout_ms / 1e3
         if batching := values.get("batching"):

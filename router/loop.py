@@ -13,6 +13,7 @@ import resource
 import signal
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,12 +24,15 @@ from gpupool import link
 from gpupool.board import Board, SlotWord, Word, unpack_queue
 from gpupool.channel import Channel
 from gpupool.exits import Exit
+from gpupool.keys import KeyFileError
 from gpupool.logs import LEVELS, Log
 from gpupool.spec import RouterSpec
 
 from .balance import Reading
 from .commands import Command, Event, Quit, Reply, SendTickets, SendWork, Tell
 from .core import Core
+from .door import Door
+from .keyring import Keys
 from .outbox import Outbox, Sent
 from .sockets import drain, open_clients, open_workers, readable, send
 
@@ -63,9 +67,11 @@ class Router:
         self._untold: deque[dict[str, Any]] = deque(maxlen=_MAX_UNTOLD)  # messages the supervisor did not take yet
         self._loop = uvloop.new_event_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+        self._door: Door
         self._clients: zmq.Socket[bytes]
         self._workers: zmq.Socket[bytes]
         self._bound = list(spec.bind)
+        self._ended: set[bytes] = set()  # clients whose connection ended since commands were taken
         self._turn_asked = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -76,19 +82,29 @@ class Router:
 
     def run(self) -> int:
         """Take over the listeners, serve until the supervisor says stop, and return the exit code."""
-        self._clients = open_clients(self._context, self._spec)
+        try:
+            self._door = Door(self._context, self._spec.curve, self._log, gone=self._on_gone, named=self._core.named)
+        except KeyFileError as e:
+            self._log.event.error("keys_unusable", error=str(e))
+            self._context.destroy(linger=0)
+            return Exit.BAD_CONFIG
+        self._clients = open_clients(self._context, self._spec, self._door.attach)
         self._workers = open_workers(self._context, self._spec)
         loop = self._loop
         loop.set_exception_handler(self._on_exception)
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         loop.add_signal_handler(signal.SIGTERM, self._on_message, {"t": "stop"})
-        for sock in (self._clients, self._workers):
-            loop.add_reader(sock.get(zmq.FD), self._turn)
+        zap, monitor = self._door.fds
+        for fd in (self._clients.get(zmq.FD), self._workers.get(zmq.FD), zap):
+            loop.add_reader(fd, self._turn)
+        loop.add_reader(monitor, self._on_monitor)
+        self._door.watch_keys(lambda rekey, keys: loop.call_soon_threadsafe(self._on_keys, rekey, keys))
         loop.add_reader(self._channel.fileno(), self._on_channel)
         self._beat()
         self._tell({"t": "up", "bind": self._bound})
         self._log.event.info("router_up", bind=self._bound, epoch=self._spec.epoch)
+        self._on_monitor()  # a first look arms the descriptor
         self._turn()
         loop.run_forever()
         self._close()
@@ -105,7 +121,8 @@ class Router:
             more = drain(self._workers, self._on_worker, now, max_messages=_TURN_MESSAGES, max_bytes=_TURN_BYTES)
             if (due := core.next_deadline()) is not None and due <= now:
                 core.tick(now)
-            more |= drain(self._clients, core.message, now, max_messages=_TURN_MESSAGES, max_bytes=_TURN_BYTES)
+            more |= self._drain_clients(now, _TURN_MESSAGES, _TURN_BYTES)
+            more |= self._door.answer(now, lambda: self._drain_clients(now, _TURN_MESSAGES // 4, _TURN_BYTES // 4))
             if core.ledger.pending and now >= self._read_at + _READING_S:
                 self._read_at = now
                 core.workers.observe(self._readings(), now)
@@ -115,11 +132,18 @@ class Router:
             if more or readable(self._clients) or readable(self._workers):
                 self._ask_turn()
 
+    def _drain_clients(self, now: float, max_messages: int, max_bytes: int) -> bool:
+        door = self._door
+        return drain(
+            self._clients, self._core.message, now, max_messages=max_messages, max_bytes=max_bytes, known=door.peers.known, meet=door.meet
+        )  # fmt: skip
+
     def _act(self, now: float) -> None:
         """Dispatch, and carry out commands until no more come of it (a send that fails brings new ones)."""
         core = self._core
         core.dispatch(now)
         while commands := core.take_commands():
+            self._ended.clear()
             for command in commands:
                 try:
                     if type(command) is Reply:  # nearly all are: spared the search
@@ -149,7 +173,12 @@ class Router:
 
     def _reply(self, reply: Reply, now: float) -> None:
         frames = reply.frames
-        sent = Sent.BUSY if frames[0] in self._outbox else send(self._clients, frames)
+        if not frames:  # its client is gone, and that is counted
+            sent = Sent.OK
+        elif frames[0] in self._ended:  # since the command was made: the next one may have the same routing id
+            sent = Sent.GONE
+        else:
+            sent = Sent.BUSY if frames[0] in self._outbox else self._send(frames)
         if sent is Sent.BUSY:
             if not self._outbox:
                 self._loop.call_later(_OUTBOX_S, self._flush)
@@ -160,8 +189,14 @@ class Router:
         if reply.record:
             self._log.request(reply.record)
 
+    def _send(self, frames: Sequence[bytes]) -> Sent:
+        client = frames[0]
+        if not client[0]:  # libzmq's own routing ids are never used twice
+            return send(self._clients, frames)
+        return send(self._clients, frames, lambda: self._door.is_open(client))
+
     def _flush(self) -> None:
-        self._core.undelivered(self._outbox.flush(lambda frames: send(self._clients, frames), time.monotonic()))
+        self._core.undelivered(self._outbox.flush(self._send, time.monotonic()))
         if self._outbox:
             self._loop.call_later(_OUTBOX_S, self._flush)
         self._ask_turn()
@@ -213,6 +248,20 @@ class Router:
                 self._bad_told_at = now
                 self._log.event.warning("bad_worker_message", error=f"{type(e).__name__}: {e}", total=self._bad_messages)
 
+    def _on_monitor(self) -> None:
+        if self._door.watch():
+            self._loop.call_soon(self._on_monitor)  # its descriptor tells once only
+        self._ask_turn()
+
+    def _on_gone(self, client: bytes) -> None:
+        self._ended.add(client)
+        self._core.gone(client, time.monotonic())
+        self._core.undelivered(self._outbox.drop(client))
+
+    def _on_keys(self, rekey: Callable[[Keys], object], keys: Keys) -> None:
+        rekey(keys)
+        self._ask_turn()
+
     def _on_channel(self) -> None:
         for _ in range(100):  # the rest comes with the loop's next round: this descriptor tells as long as something waits
             try:
@@ -249,7 +298,7 @@ class Router:
             case "undrain":
                 core.undrain()
             case "stats":
-                self._tell({"t": "stats", "n": m["n"], "bind": self._bound, **core.stats(now)})
+                self._tell({"t": "stats", "n": m["n"], "bind": self._bound, **core.stats(now), **self._door.stats(now)})
             case "clear_poison":
                 cleared = core.clear_poison(m["prefix"])
                 self._log.event.info("poison_cleared", prefix=m["prefix"], cleared=cleared)
@@ -292,6 +341,7 @@ class Router:
             self._untold.popleft()
         if self._beats % _BEATS_PER_COUNT == 0:
             self._count_descriptors()
+            self._door.look_around(time.monotonic())
 
     def _count_descriptors(self) -> None:
         """Warn before new clients find no descriptor left: libzmq then leaves them waiting without a word."""
@@ -306,10 +356,11 @@ class Router:
     def _close(self) -> None:
         """Answer what has come in the meantime, flush for a bounded time, and close."""
         now = time.monotonic()
-        drain(self._clients, self._core.message, now, max_messages=4 * _TURN_MESSAGES, max_bytes=4 * _TURN_BYTES)
+        self._drain_clients(now, 4 * _TURN_MESSAGES, 4 * _TURN_BYTES)
         self._act(now)
-        self._core.undelivered(self._outbox.flush(lambda frames: send(self._clients, frames), now))
+        self._core.undelivered(self._outbox.flush(self._send, now))
         self._log.event.info("router_stopped", unsent=len(self._outbox), **self._core.stats(now))
+        self._door.close(self._clients)
         self._clients.close(_LINGER_MS)
         self._workers.close(0)
         self._context.term()

@@ -61,6 +61,11 @@ class Outbox:
         self._size += size
         return True
 
+    def drop(self, client: bytes) -> int:
+        """Forget what is kept for a client that is gone; return how many replies that were."""
+        self._size -= self._sizes.pop(client, 0)
+        return len(self._queues.pop(client, ()))
+
     def flush(self, send: Callable[[Frames], Sent], now: float) -> int:
         """Offer what is kept again; return how many replies were given up: too old, or their client is gone."""
         given_up = 0
@@ -69,6 +74,8 @@ class Outbox:
             while queue:
                 kept_at, frames = queue[0]
                 sent = send(frames)
+                if client not in self._queues:  # dropped meanwhile, and counted
+                    break
                 if sent is Sent.BUSY and now < kept_at + self._max_age_s:
                     break
                 given_up += sent is not Sent.OK

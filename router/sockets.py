@@ -1,7 +1,7 @@
 """The router's two ROUTER sockets: how they are opened, drained and sent on, without ever waiting.
 
-Two clients with one routing id: the first keeps it, the second is ignored by libzmq until the first is gone (hand-over would cut the
-first off silently, and give its replies to the newcomer). Clients should leave the routing id to libzmq, as ours does.
+Two clients with one routing id: the first keeps it, the second is ignored by libzmq for good (hand-over would cut the first off
+silently, and give its replies to the newcomer, whoever that is). Clients should leave the routing id to libzmq, as ours does.
 
 Hard cap: a frame above twice `max_message_bytes` cuts its connection, without a reply. Up to there a message that is too large is
 answered `too_large`.
@@ -10,13 +10,14 @@ answered `too_large`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Final
 
+import msgpack
 import zmq
 
 from gpupool.spec import RouterSpec
-from gpupool.wire import MAX_BUFFERS
+from gpupool.wire import MAX_BUFFERS, VERSION
 
 from .outbox import Sent
 
@@ -31,12 +32,19 @@ _ZERO_COPY_BYTES: Final = 1 << 20
 #: Frames of a message beyond which the rest is read and thrown away: it will be refused anyhow.
 _MAX_FRAMES: Final = MAX_BUFFERS + 4
 
+#: No request has an empty id, so nobody can take this for the reply to his.
+_REPLY_TO_NOTHING: Final[bytes] = msgpack.packb(
+    {"v": VERSION, "id": "", "code": "cancelled", "retryable": False, "message": "for a connection that has ended"}
+)
+
 _MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
 _LAST: Final = int(zmq.NOBLOCK)
 
 
-def open_clients(context: zmq.Context[zmq.Socket[bytes]], spec: RouterSpec) -> zmq.Socket[bytes]:
-    """Open the clients' socket on the listeners that were inherited."""
+def open_clients(
+    context: zmq.Context[zmq.Socket[bytes]], spec: RouterSpec, guard: Callable[[zmq.Socket[bytes]], object]
+) -> zmq.Socket[bytes]:
+    """Open the clients' socket, guarded, on the listeners that were inherited."""
     sock = context.socket(zmq.ROUTER)
     sock.set(zmq.ROUTER_MANDATORY, 1)
     sock.set(zmq.SNDHWM, _CLIENT_HWM)
@@ -48,6 +56,7 @@ def open_clients(context: zmq.Context[zmq.Socket[bytes]], spec: RouterSpec) -> z
     sock.set(zmq.HEARTBEAT_TIMEOUT, 3 * _HEARTBEAT_MS)
     sock.set(zmq.TCP_KEEPALIVE, 1)
     sock.set(zmq.TCP_KEEPALIVE_IDLE, 60)
+    guard(sock)
     for fd, address in zip(spec.bind_fds, spec.bind, strict=True):
         _listen(sock, fd, address)
     return sock
@@ -76,8 +85,13 @@ def drain(
     *,
     max_messages: int,
     max_bytes: int,
+    known: Container[bytes] | None = None,
+    meet: Callable[[bytes, zmq.Frame], bool] | None = None,
 ) -> bool:
-    """Hand over the messages that wait as (routing id, frames, now); True when a bound ended it and more may wait."""
+    """Hand over the messages that wait as (routing id, frames, now); True when a bound ended it and more may wait.
+
+    With `known`, `meet` says of every peer that is not in there whether its message is taken, by the first frame; it must not raise.
+    """
     receive = sock.recv
     size = 0
     for _ in range(max_messages):
@@ -87,6 +101,7 @@ def drain(
             return False
         # A frame object knows whether another one follows; asking the socket would cost as much as a frame.
         part = receive(_LAST, copy=False)
+        taken = known is None or peer in known or meet is None or meet(peer, part)
         frame = part.bytes
         size += len(frame)
         frames = [frame]
@@ -96,14 +111,19 @@ def drain(
                 frame = part.bytes
                 size += len(frame)
                 frames.append(frame)
-        handle(peer, frames, now)
+        if taken:
+            handle(peer, frames, now)
         if size >= max_bytes:
             return True
     return True
 
 
-def send(sock: zmq.Socket[bytes], frames: Sequence[bytes]) -> Sent:
-    """Send one message, the peer's routing id first, if that is possible now. Only its first frame can be refused."""
+def send(sock: zmq.Socket[bytes], frames: Sequence[bytes], still: Callable[[], bool] | None = None) -> Sent:
+    """Send one message, the peer's routing id first, if that is possible now. Only its first frame can be refused.
+
+    `still` is asked when libzmq has chosen the connection: whether the one that is meant is open. If it is not, the routing id may be
+    another's by now, who is sent a reply to nothing instead: a message that was begun has to be ended.
+    """
     # pyzmq's own wrapper around this looks for options of other socket types, with every frame.
     put: Callable[..., object] = super(zmq.Socket, sock).send
     try:
@@ -114,6 +134,10 @@ def send(sock: zmq.Socket[bytes], frames: Sequence[bytes]) -> Sent:
         if e.errno == zmq.EHOSTUNREACH:
             return Sent.GONE
         raise
+    if still is not None and not still():
+        put(_REPLY_TO_NOTHING, _MORE)
+        put(b"", _LAST)
+        return Sent.GONE
     last = len(frames) - 1
     for i in range(1, last):
         frame = frames[i]

@@ -33,7 +33,7 @@ from .pool import Pool, PoolState, open_gate
 from .probes import ProbeServer
 from .process import Child, thread_environment
 from .slot import Purpose
-from .specs import allocator_environment, policy_from, router_spec_from, worker_spec_from
+from .specs import allocator_environment, clients_from, policy_from, router_spec_from, worker_spec_from
 from .state_file import load, save, state_path
 from .status import About, document, summary
 from .verbs import Verbs
@@ -341,6 +341,7 @@ class Supervisor:
             "t": "settings", "max_pending": r.max_pending, "max_pending_bytes": r.max_pending_bytes,
             "max_client_share": r.max_client_share, "target_delay_ms": r.target_delay_ms,
             "default_timeout_ms": r.default_timeout_ms, "policy": r.policy, "batching": batching,
+            "clients": {name: asdict(client) for name, client in clients_from(config).items()},
         })  # fmt: skip
         self.children.tell_workers({"t": "settings", "batching": batching})
 

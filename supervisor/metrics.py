@@ -15,13 +15,18 @@ from gpupool import __version__
 Sample = tuple[dict[str, Any], float | int | None]
 Family = tuple[str, str, str, list[Sample]]
 
-#: Counters of the router that stand on the page under their own names.
-_ROUTER_COUNTERS: Final = {
-    "late_results_total": "Results of requests that had been answered otherwise, or of nobody's",
-    "displaced_total": "Waiting requests refused to make room for a client with fewer",
-    "unretried_total": "Requests not run again because the retry budget was used up",
-    "silenced_total": "Malformed messages not answered, of connections that send nothing else",
-}
+#: What the router counts, under the same names.
+_ROUTER: Final = (
+    ("late_results_total", "counter", "Results of requests that had been answered otherwise, or of nobody's"),
+    ("displaced_total", "counter", "Waiting requests refused to make room for a client with fewer"),
+    ("unretried_total", "counter", "Requests not run again because the retry budget was used up"),
+    ("silenced_total", "counter", "Malformed messages not answered, of connections that send nothing else"),
+    ("connections", "gauge", "Connections of clients that are open"),
+    ("silent_connections", "gauge", "Those that never sent a message, 15 s and more after they were opened"),
+    ("handshakes_refused_total", "counter", "Handshakes that failed: a wrong key or none, or no ZeroMQ at all"),
+    ("messages_dropped_total", "counter", "Messages of connections that had ended, or whose key was removed"),
+)
+
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
@@ -57,8 +62,9 @@ def _families(
     yield "gpupool_redispatched_total", "counter", "Requests that came back from a worker and waited again", redispatched
     undeliverable: list[Sample] = [({}, router.get("undeliverable_total", 0))]
     yield "gpupool_undeliverable_replies_total", "counter", "Replies whose client was gone or did not read", undeliverable
-    for name, help_ in _ROUTER_COUNTERS.items():
-        yield f"gpupool_{name}", "counter", help_, [({}, router.get(name, 0))]
+    for key, kind, help_ in _ROUTER:
+        count: list[Sample] = [({}, router.get(key, 0))]
+        yield f"gpupool_{key}", kind, help_, count
     yield "gpupool_poisoned_requests", "gauge", "Request contents refused as poison now", [({}, router.get("poisoned", 0))]
     yield "gpupool_router_restarts_total", "counter", "Restarts of the router", [({}, router["restarts"])]
     yield "gpupool_queue_length", "gauge", "Samples waiting in a worker", by_worker("queue_length")

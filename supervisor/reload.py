@@ -17,6 +17,7 @@ LIVE: Final = (
     "pool.min_ready", "pool.drain_timeout_s",
     "router.policy", "router.max_pending", "router.max_pending_bytes", "router.max_client_share",
     "router.target_delay_ms", "router.default_timeout_ms",
+    "router.curve.clients",
     "supervision.heartbeat_timeout_s", "supervision.stop_timeout_s", "supervision.restart_delays_s", "supervision.stable_after_s",
     "supervision.max_restarts", "supervision.restart_period_s", "supervision.load_timeout_s",
     "batching.", "degrade", "logs.level",
@@ -40,7 +41,8 @@ def difference(old: Config, new: Config) -> Difference:
     """Compare the configuration in force with one that was read."""
     before, after = _flat(_plain(old)), _flat(_plain(new))
     changed = sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k))
-    live = [k for k in changed if _is_live(k)]
+    new_table = (old.router.curve is None) is not (new.router.curve is None)  # encryption begins or ends: a restart, all of it
+    live = [k for k in changed if _is_live(k) and not (new_table and k.startswith("router.curve"))]
     return Difference(tuple(live), tuple(k for k in changed if k not in live))
 
 
@@ -53,6 +55,8 @@ def merged(old: Config, new: Config) -> Config:
     for name in _TABLES:
         table, read = getattr(old, name), getattr(new, name)
         live = {key: getattr(read, key) for key in type(table).model_fields if _is_live(f"{name}.{key}")}
+        if name == "router" and table.curve and read.curve:
+            live["curve"] = table.curve.model_copy(update={"clients": read.curve.clients})
         tables[name] = table.model_copy(update=live)
     read_models = {m.name: m for m in new.model}
     models = tuple(

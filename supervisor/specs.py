@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from gpupool.spec import LogSpec, MemorySpec, RouterSpec, WorkerSpec
+from gpupool.spec import ClientSpec, CurveSpec, LogSpec, MemorySpec, RouterSpec, WorkerSpec
 
 from .capacity import DegradeRule
 from .liveness import LivenessPolicy
@@ -40,6 +40,7 @@ def policy_from(config: Config) -> Policy:
 def router_spec_from(config: Config, *, listeners: Listeners, epoch: int, token: str, slots: int, log: LogSpec) -> RouterSpec:
     """What the router is told."""
     r = config.router
+    curve = CurveSpec(r.curve.secret_key_file, r.curve.authorized_keys_dir) if r.curve else None
     return RouterSpec(
         pool=config.pool.name, epoch=epoch, token=token, bind=tuple(each.address for each in listeners.clients),
         bind_fds=tuple(each.fileno() for each in listeners.clients), workers_endpoint=listeners.workers.address,
@@ -47,7 +48,14 @@ def router_spec_from(config: Config, *, listeners: Listeners, epoch: int, token:
         max_pending=r.max_pending, max_pending_bytes=r.max_pending_bytes, max_client_share=r.max_client_share,
         target_delay_ms=r.target_delay_ms,
         max_message_bytes=r.max_message_bytes, default_timeout_ms=r.default_timeout_ms, max_attempts=r.max_attempts, log=log,
+        curve=curve, clients=clients_from(config),
     )  # fmt: skip
+
+
+def clients_from(config: Config) -> dict[str, ClientSpec]:
+    """The bounds of the clients that the configuration names."""
+    curve = config.router.curve
+    return {name: ClientSpec(**client.model_dump()) for name, client in curve.clients.items()} if curve else {}
 
 
 def worker_spec_from(

@@ -15,6 +15,7 @@ from gpupool.exits import Exit
 from .call import call
 from .demo import demo
 from .drill import drill
+from .keygen import keygen
 from .output import Failure, report
 from .poison import app as poison
 from .serve import check_config, serve
@@ -23,7 +24,7 @@ from .steer import drain, release_device, reload, restart_worker, resume
 
 # Plain help and plain tracebacks: rich would cost each command its import, and a log is no place for boxes.
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-for command in (serve, check_config, status, drain, resume, restart_worker, release_device, reload, call, demo, drill):
+for command in (serve, check_config, status, drain, resume, restart_worker, release_device, reload, call, demo, drill, keygen):
     app.command(command.__name__.replace("_", "-"))(command)
 app.add_typer(poison, name="poison")
 

@@ -21,7 +21,7 @@ from gpupool.client.budget import Budgets
 from gpupool.client.call import Call, InferOptions, check_hedge_after, filled
 from gpupool.client.calls import DEFAULT_RETRIES, DEFAULT_TIMEOUT_S, Calls
 from gpupool.client.chunks import Chunks
-from gpupool.client.connect import CurveKeys, Link, open_socket
+from gpupool.client.connect import Key, Link, curve_keys, open_socket
 from gpupool.client.reply import Reply
 from gpupool.errors import Cancelled, GpuPoolError
 
@@ -45,15 +45,15 @@ class AsyncClient:
         timeout: float = DEFAULT_TIMEOUT_S,
         retries: int = DEFAULT_RETRIES,
         hedge_after: float | None = None,
-        server_key: str | None = None,
-        secret_key: str | None = None,
+        server_key: Key | None = None,
+        secret_key: Key | None = None,
     ) -> None:
         check_hedge_after(hedge_after)
         self.endpoint = endpoint
         self.timeout = timeout
         self.retries = retries
         self.hedge_after = hedge_after
-        self._curve = CurveKeys(server_key, secret_key) if server_key else None
+        self._curve = curve_keys(server_key, secret_key)
         self._calls = Calls(endpoint, budgets=Budgets())
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._link: Link | None = None

@@ -17,7 +17,7 @@ from gpupool.client.budget import Budgets
 from gpupool.client.call import Call, InferOptions, check_hedge_after, filled
 from gpupool.client.calls import DEFAULT_RETRIES, DEFAULT_TIMEOUT_S
 from gpupool.client.chunks import Chunks
-from gpupool.client.connect import CurveKeys
+from gpupool.client.connect import Key, curve_keys
 from gpupool.client.connection import SLICE_S, Connection
 from gpupool.client.reply import Reply
 from gpupool.errors import Cancelled, GpuPoolError
@@ -33,8 +33,8 @@ class Client:
             the client's requests are retried; 0 turns it off.
         hedge_after: seconds without a reply after which a request is sent a second time, for 5 % of the requests at most; the first
             good answer counts. None: never. A time that 95 % of the replies keep is a good one.
-        server_key: the pool's public CURVE key; turns encryption on.
-        secret_key: this client's own CURVE key, for pools that know their clients.
+        server_key: the pool's public CURVE key, as 40 characters or as the path of its file; turns encryption on.
+        secret_key: this client's own CURVE key, likewise; a pool with CURVE lets in only the keys that it knows.
 
     Safe to use from several threads; close it when none is waiting in it (those that are get `Cancelled`).
     """
@@ -46,8 +46,8 @@ class Client:
         timeout: float = DEFAULT_TIMEOUT_S,
         retries: int = DEFAULT_RETRIES,
         hedge_after: float | None = None,
-        server_key: str | None = None,
-        secret_key: str | None = None,
+        server_key: Key | None = None,
+        secret_key: Key | None = None,
     ) -> None:
         check_hedge_after(hedge_after)
         self.endpoint = endpoint
@@ -55,7 +55,7 @@ class Client:
         self.retries = retries
         self.hedge_after = hedge_after
         self._budgets = Budgets()
-        self._curve = CurveKeys(server_key, secret_key) if server_key else None
+        self._curve = curve_keys(server_key, secret_key)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._local = threading.local()
         self._lock = threading.Lock()

@@ -8,22 +8,57 @@ only between the report of a handshake and that of a break, and then make the co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from gpupool.keys import is_key, read_public, read_secret
+
 #: How long closing may wait for `cancel` messages to leave.
 LINGER_MS: Final = 200
 
 
+#: A key as the 40 characters of its Z85 form, or the path of a file that holds it (see gpupool.keys).
+Key = str | os.PathLike[str]
+
+
 @dataclass(frozen=True, slots=True)
 class CurveKeys:
-    """CURVE encryption: the pool's public key, and the client's own secret key (made up where the pool does not check it). Z85."""
+    """CURVE encryption: the pool's public key, and the client's own secret key. Both in Z85."""
 
     server_key: str
-    secret_key: str | None = None
+    secret_key: str = field(repr=False)
+
+
+def curve_keys(server_key: Key | None, secret_key: Key | None) -> CurveKeys | None:
+    """Read the keys that a client was given; None for plaintext.
+
+    A client without a key of its own gets one for the time being, which a pool of this version does not let in.
+
+    Raises:
+        ValueError: for what is neither a key nor the file of one, and for a secret key alone: nothing would be encrypted with it.
+    """
+    if not server_key:
+        if secret_key:
+            raise ValueError("secret_key needs server_key too, the pool's public key; without it nothing would be encrypted")
+        return None
+    server = _key(server_key, read_public)
+    return CurveKeys(server, _key(secret_key, read_secret) if secret_key else zmq.curve_keypair()[1].decode())
+
+
+def _key(given: Key, read: Callable[[Key], str]) -> str:
+    if isinstance(given, str) and is_key(given):
+        return given
+    if not Path(given).exists():  # not shown: it may be a secret with a slip in it
+        raise ValueError(
+            f"a CURVE key has 40 characters in Z85, and this text of {len(os.fspath(given))} is neither one nor an existing file"
+        )
+    return read(given)
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, curve: CurveKeys | None) -> Link:
@@ -42,10 +77,9 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, curve: C
         sock.heartbeat_ivl = 10_000
         sock.heartbeat_timeout = 30_000
         if curve is not None:
-            public, secret = (None, curve.secret_key) if curve.secret_key else zmq.curve_keypair()
-            sock.curve_secretkey = _key(secret)
-            sock.curve_publickey = public or zmq.curve_public(_key(secret))
-            sock.curve_serverkey = _key(curve.server_key)
+            sock.curve_secretkey = curve.secret_key.encode()
+            sock.curve_publickey = zmq.curve_public(curve.secret_key.encode())
+            sock.curve_serverkey = curve.server_key.encode()
         link = Link(sock, sock.get_monitor_socket(zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_SUCCEEDED), endpoint)
     except BaseException:
         sock.close(0)
@@ -56,13 +90,6 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, curve: C
         link.close()
         raise ValueError(f"cannot connect to {endpoint!r}: {e}") from None
     return link
-
-
-def _key(key: str | bytes | None) -> bytes:
-    raw = key.encode() if isinstance(key, str) else key or b""
-    if len(raw) != 40:
-        raise ValueError(f"a CURVE key has 40 characters in Z85, this one has {len(raw)}")
-    return raw
 
 
 class Link:

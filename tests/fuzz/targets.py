@@ -86,7 +86,7 @@ def core(data: bytes) -> None:
         world.answer(peer)
     assert not world.core.ledger.open
     assert "message_failed" not in world.events
-    stats = world.core.stats()
+    stats = world.core.stats(0.0)
     assert stats["accepted_total"] == sum(stats["replied_total"].values())
 
 

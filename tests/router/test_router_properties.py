@@ -216,8 +216,7 @@ class RouterMachine(RuleBasedStateMachine):
             assert worker.rows == len(worker.outstanding)
             outstanding.update(r.tenant for r in worker.outstanding.values())
         waiting = Counter(r.tenant for r in world.core.ledger.backlog)
-        for connection in world.core._connections.values():
-            tenant = connection.tenant
+        for tenant in world.core.connections.tenants():
             assert (tenant.pending, tenant.outstanding) == (waiting[tenant], outstanding[tenant])
 
     def teardown(self) -> None:
