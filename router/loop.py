@@ -32,6 +32,7 @@ from .balance import Reading
 from .commands import Command, Event, Quit, Reply, SendTickets, SendWork, Tell
 from .core import Core
 from .door import Door
+from .hoards import Hoards
 from .keyring import Keys
 from .outbox import Outbox, Sent
 from .sockets import drain, open_clients, open_workers, readable, send
@@ -68,6 +69,7 @@ class Router:
         self._loop = uvloop.new_event_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
         self._door: Door
+        self._hoards: Hoards
         self._clients: zmq.Socket[bytes]
         self._workers: zmq.Socket[bytes]
         self._bound = list(spec.bind)
@@ -90,6 +92,7 @@ class Router:
             return Exit.BAD_CONFIG
         self._clients = open_clients(self._context, self._spec, self._door.attach)
         self._workers = open_workers(self._context, self._spec)
+        self._hoards = Hoards(self._door.peers, 2 * self._spec.max_message_bytes, self._log)
         loop = self._loop
         loop.set_exception_handler(self._on_exception)
         for number in (signal.SIGINT, signal.SIGHUP):
@@ -298,7 +301,16 @@ class Router:
             case "undrain":
                 core.undrain()
             case "stats":
-                self._tell({"t": "stats", "n": m["n"], "bind": self._bound, **core.stats(now), **self._door.stats(now)})
+                self._tell(
+                    {
+                        "t": "stats",
+                        "n": m["n"],
+                        "bind": self._bound,
+                        **core.stats(now),
+                        **self._door.stats(now),
+                        "endless_total": self._hoards.total,
+                    }
+                )
             case "clear_poison":
                 cleared = core.clear_poison(m["prefix"])
                 self._log.event.info("poison_cleared", prefix=m["prefix"], cleared=cleared)
@@ -333,6 +345,7 @@ class Router:
         self._loop.call_later(_BEAT_S, self._beat)
         self._board.set(Word.ROUTER_BEAT_NS, time.monotonic_ns())
         self._beats += 1
+        self._hoards.look()
         if self._beats % _BEATS_PER_LEVEL == 0:
             level = self._board.get(Word.LOG_LEVEL)
             if level != self._log.level and level in LEVELS.values():

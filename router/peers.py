@@ -12,7 +12,7 @@ A routing id has one connection at a time: libzmq gives it to nobody else before
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ class _Connection:
     client: bytes | None = None
     key: str = ""
     name: str = ""
+    looked_at: int = 0  # bytes it had sent when its messages were last looked for
 
 
 class Peers:
@@ -113,6 +114,23 @@ class Peers:
     def has_chosen_ids(self) -> bool:
         """Whether a client has chosen its routing id itself: those of libzmq begin with a zero byte."""
         return any(client[0] for client in self._by_client)
+
+    def hoarding(self, received: Callable[[int], int | None], limit: int) -> list[tuple[int, int]]:
+        """Return descriptor and bytes of each connection that has sent more than `limit` since a message of it was taken.
+
+        To know of that costs nothing as long as nobody asks: who has sent so much is `known` no more, which its next message mends.
+        """
+        found = []
+        for fd, connection in self._open.items():
+            size = received(fd)
+            if size is None or size - connection.looked_at <= limit:
+                continue
+            if connection.client in self.known:
+                self.known.discard(connection.client)
+                connection.looked_at = size
+            else:
+                found.append((fd, size - connection.looked_at))
+        return found
 
     def stats(self, now: float) -> dict[str, Any]:
         """Counts for the books."""

@@ -24,6 +24,7 @@ _ROUTER: Final = (
     ("connections", "gauge", "Connections of clients that are open"),
     ("silent_connections", "gauge", "Those that never sent a message, 15 s and more after they were opened"),
     ("handshakes_refused_total", "counter", "Handshakes that failed: a wrong key or none, or no ZeroMQ at all"),
+    ("endless_total", "counter", "Connections cut because a message of theirs did not end"),
     ("messages_dropped_total", "counter", "Messages of connections that had ended, or whose key was removed"),
 )
 
