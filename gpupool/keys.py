@@ -88,14 +88,16 @@ def _entries(path: Path, *, private: bool) -> dict[str, str]:
         if e.errno in _PASSING:
             raise
         raise KeyFileError(f"{path}: cannot be read: {e.strerror or e}") from None
-    with open(descriptor, "rb") as file:
+    try:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
             raise KeyFileError(f"{path}: is no file")
         if private and about.st_mode & _OTHERS:
             mode = stat.S_IMODE(about.st_mode)
             raise KeyFileError(f"{path}: others than its owner may use it (mode {mode:04o}); chmod 600 it")
-        data = file.read(_MAX_BYTES + 1)
+        data = os.read(descriptor, _MAX_BYTES + 1)
+    finally:
+        os.close(descriptor)
     if len(data) > _MAX_BYTES:
         raise KeyFileError(f"{path}: has more than {_MAX_BYTES} bytes, which is no key file")
     text = data.decode("ascii", "replace").strip()

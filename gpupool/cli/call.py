@@ -11,6 +11,7 @@ import typer
 
 from gpupool.errors import DeadlineExceeded, GpuPoolError
 from gpupool.exits import Exit
+from gpupool.keys import ENV_KEY_FILE, is_key
 
 from .control import status_of, unreachable
 from .options import JsonOption, RuntimeDirOption, positive, runtime_of
@@ -30,23 +31,36 @@ def call(
         str | None,
         typer.Option("--endpoint", metavar="E", help="The router's address. Default: ask the pool.", show_default=False),
     ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key", metavar="FILE", envvar=ENV_KEY_FILE, help="Our own secret key, for a pool with CURVE.", show_default=False
+        ),
+    ] = None,
+    server_key: Annotated[
+        str | None,
+        typer.Option(
+            "--server-key", metavar="KEY", help="The pool's public key, or its file. Default: ask the pool.", show_default=False
+        ),
+    ] = None,
     json_output: JsonOption = False,  # noqa: ARG001 - a reply is JSON with or without it
     runtime_dir: RuntimeDirOption = None,
 ) -> int:
     """Send one request and print the reply as JSON."""
     value = _parsed(sys.stdin.read() if sample == "-" else sample)
-    address = endpoint or reachable(_bound(status_of(runtime_of(runtime_dir))))
+    address, curve = _whereto(endpoint, server_key, key, runtime_dir)
     from gpupool.client import Client  # late: zmq
 
     try:
-        client = Client(address, timeout=timeout)
+        client = Client(address, timeout=timeout, **curve)
     except ValueError as e:
         raise Failure("usage", str(e), Exit.USAGE) from None
     with client:
         try:
             client.ping(timeout=_PING_TIMEOUT_S)
         except GpuPoolError:
-            raise unreachable("unreachable", f"no router answers at {address}") from None
+            why = ", or it does not know our key" if curve else ""
+            raise unreachable("unreachable", f"no router answers at {address}{why}") from None
         try:
             reply = client.infer(value, model=model, timeout=timeout)
         except DeadlineExceeded as error:
@@ -60,6 +74,24 @@ def call(
     return Exit.OK
 
 
+def _whereto(
+    endpoint: str | None, server_key: str | None, key: str | None, runtime_dir: str | None
+) -> tuple[str, dict[str, str]]:
+    """Find the router's address, and the keys to go there with: none for plaintext."""
+    if endpoint is None:
+        router = status_of(runtime_of(runtime_dir)).get("router") or {}
+        endpoint = reachable(_bound(router))
+        server_key = server_key or (router.get("curve") or {}).get("public_key")
+    if server_key is None:
+        return endpoint, {}  # a key that the environment names is for pools with CURVE
+    if not key:
+        text = f"this pool lets in only clients whose key it knows: give --key FILE, or set {ENV_KEY_FILE}"
+        raise Failure("no_key", text, Exit.USAGE)
+    if is_key(key):
+        raise Failure("usage", "--key wants a file: a key on the command line is for all to see", Exit.USAGE)
+    return endpoint, {"server_key": server_key, "secret_key": key}
+
+
 def reachable(bound: str) -> str:
     """Turn an address that a router listens on into one that a client can go to: every interface has the loopback one."""
     for anywhere in ("tcp://0.0.0.0:", "tcp://*:"):
@@ -68,8 +100,8 @@ def reachable(bound: str) -> str:
     return bound
 
 
-def _bound(document: dict[str, Any]) -> str:
-    addresses = (document.get("router") or {}).get("bind") or []
+def _bound(router: dict[str, Any]) -> str:
+    addresses = router.get("bind") or []
     if not addresses:
         raise Failure("no_router", "the pool's router is not up", Exit.FAILED)
     return str(addresses[0])

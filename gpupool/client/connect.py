@@ -47,8 +47,8 @@ def curve_keys(server_key: Key | None, secret_key: Key | None) -> CurveKeys | No
 def _key(given: Key, read: Callable[[Key], str]) -> str:
     if isinstance(given, str) and is_key(given):
         return given
-    if isinstance(given, str) and len(given) == 40 and not os.path.exists(given):
-        raise ValueError("these 40 characters are no CURVE key in Z85, and no file's path")  # not shown: it may be a secret
+    if not os.path.exists(given):  # not shown: it may be a secret with a slip in it
+        raise ValueError(f"a CURVE key has 40 characters in Z85, and this text of {len(os.fspath(given))} is neither one nor an existing file")
     return read(given)
 
 

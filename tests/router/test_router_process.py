@@ -136,67 +136,6 @@ def test_garbage_on_both_sockets_leaves_the_router_alive(start_router: Start) ->
     assert router.log.read_text().count("bad_worker_message") < 10
 
 
-def test_second_client_under_a_routing_id_does_not_disturb_the_first(start_router: Start) -> None:
-    router = start_router()
-    worker = router.worker()
-    first = router.client(identity=b"app1")
-    ask(first, b"first", id="1")
-    (work,) = worker.work()
-
-    second = router.client(identity=b"app1")
-    ask(second, b"second", id="1")
-    assert worker.silent(0.2)
-    worker.echo([work])
-    assert reply(first)[1] == [b"first"]
-    assert not second.poll(100)
-
-
-def test_client_that_restarts_under_its_routing_id_is_served(start_router: Start) -> None:
-    router = start_router()
-    worker = router.worker()
-    before = router.client(identity=b"app1")
-    ask(before, b"old", id="old life")
-    (old,) = worker.work()
-    before.close()
-
-    end = time.monotonic() + 5
-    while True:  # libzmq gives the name away as soon as it has seen the first connection close
-        after = router.client(identity=b"app1")
-        ask(after, b"new", id="new life")
-        if after.poll(50) or worker.sock.poll(50):
-            break
-        after.close()
-        assert time.monotonic() < end, "the restarted client was not served"
-    worker.echo([old])
-    worker.echo(worker.work())
-
-    answers = codes_by_id(after, 2)
-    assert answers["new life"] == "ok"  # and the answer to the first life bears the id of the first life
-    assert set(answers) == {"old life", "new life"}
-
-
-def test_replies_to_a_client_that_left_are_counted(start_router: Start) -> None:
-    """Once the router can know: until then the kernel takes a reply for the dead connection, and nobody can tell."""
-    router = start_router()
-    worker = router.worker()
-    deadline = time.monotonic() + 20
-    while True:
-        client = router.client()
-        ask(client, id="a")
-        work = worker.work()
-        client.close()
-        worker.silent(0.05)
-        worker.echo(work)
-        stats = router.stats()
-        while stats["in_flight"]:
-            stats = router.stats()
-        if stats["undeliverable_total"]:
-            break
-        assert time.monotonic() < deadline
-    assert stats["accepted_total"] == sum(stats["replied_total"].values())
-    assert "Traceback" not in router.log.read_text()
-
-
 def test_death_of_a_worker_is_acted_upon_at_once(start_router: Start) -> None:
     router = start_router()
     dead = router.worker(0)
