@@ -133,12 +133,11 @@ class Core:
         self.names.pop(client, None)
         ledger = self.ledger
         for request in [request for (owner, _), request in ledger.open.items() if owner == client]:
-            first = len(ledger.commands)
             self._end_early(request, ErrorCode.CANCELLED, now, "its client's connection ended")
-            reply = ledger.commands[first]
-            assert isinstance(reply, Reply)
-            reply.frames = []
-            self.undelivered()
+        for command in ledger.commands:  # not sent yet, and the next connection may have the same routing id
+            if isinstance(command, Reply) and command.frames and command.frames[0] == client:
+                command.frames = []
+                self.undelivered()
 
     def _refuse(
         self, client: bytes, error: WireError, header: Header | None, frames: Sequence[bytes], *, delimiter: bool

@@ -157,6 +157,11 @@ class Door:
             self._log.event.warning("removed_key_talks", key=key, client=client[-8:].hex())
         return taken
 
+    def is_open(self, client: bytes) -> bool:
+        """Whether a client's connection had not ended a moment ago."""
+        self.watch(_ALL_REPORTS)
+        return self.peers.has(client)
+
     def look_around(self, now: float) -> None:
         """Warn of what can only be suspected: a second client under a routing id is ignored by libzmq without a word."""
         peers = self.peers

@@ -13,7 +13,7 @@ import resource
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,6 +71,7 @@ class Router:
         self._clients: zmq.Socket[bytes]
         self._workers: zmq.Socket[bytes]
         self._bound: list[str] = []
+        self._ended: set[bytes] = set()  # clients whose connection ended since commands were taken
         self._turn_asked = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -104,6 +105,7 @@ class Router:
         self._beat()
         self._tell({"t": "up", "bind": self._bound})
         self._log.event.info("router_up", bind=self._bound, epoch=self._spec.epoch)
+        self._on_monitor()  # a first look arms the descriptor
         self._turn()
         loop.run_forever()
         self._close()
@@ -142,6 +144,7 @@ class Router:
         core = self._core
         core.dispatch(now)
         while commands := core.take_commands():
+            self._ended.clear()
             for command in commands:
                 try:
                     if type(command) is Reply:  # nearly all are: spared the search
@@ -171,10 +174,12 @@ class Router:
 
     def _reply(self, reply: Reply, now: float) -> None:
         frames = reply.frames
-        if not frames:  # its client is gone
+        if not frames:  # its client is gone, and that is counted
             sent = Sent.OK
+        elif frames[0] in self._ended:  # since the command was made: the next one may have the same routing id
+            sent = Sent.GONE
         else:
-            sent = Sent.BUSY if frames[0] in self._outbox else send(self._clients, frames)
+            sent = Sent.BUSY if frames[0] in self._outbox else self._send(frames)
         if sent is Sent.BUSY:
             if not self._outbox:
                 self._loop.call_later(_OUTBOX_S, self._flush)
@@ -185,8 +190,14 @@ class Router:
         if reply.record:
             self._log.request(reply.record)
 
+    def _send(self, frames: Sequence[bytes]) -> Sent:
+        client = frames[0]
+        if not client[0]:  # libzmq's own routing ids are never used twice
+            return send(self._clients, frames)
+        return send(self._clients, frames, lambda: self._door.is_open(client))
+
     def _flush(self) -> None:
-        self._core.undelivered(self._outbox.flush(lambda frames: send(self._clients, frames), time.monotonic()))
+        self._core.undelivered(self._outbox.flush(self._send, time.monotonic()))
         if self._outbox:
             self._loop.call_later(_OUTBOX_S, self._flush)
         self._ask_turn()
@@ -244,6 +255,7 @@ class Router:
         self._ask_turn()
 
     def _on_gone(self, client: bytes) -> None:
+        self._ended.add(client)
         self._core.gone(client, time.monotonic())
         self._core.undelivered(self._outbox.drop(client))
 
@@ -343,7 +355,7 @@ class Router:
         now = time.monotonic()
         self._drain_clients(now, 4 * _TURN_MESSAGES, 4 * _TURN_BYTES)
         self._act(now)
-        self._core.undelivered(self._outbox.flush(lambda frames: send(self._clients, frames), now))
+        self._core.undelivered(self._outbox.flush(self._send, now))
         self._log.event.info("router_stopped", unsent=len(self._outbox), **self._core.stats())
         self._door.close(self._clients)
         self._clients.close(_LINGER_MS)

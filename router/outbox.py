@@ -74,6 +74,8 @@ class Outbox:
             while queue:
                 kept_at, frames = queue[0]
                 sent = send(frames)
+                if client not in self._queues:  # dropped meanwhile, and counted
+                    break
                 if sent is Sent.BUSY and now < kept_at + self._max_age_s:
                     break
                 given_up += sent is not Sent.OK

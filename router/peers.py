@@ -93,6 +93,10 @@ class Peers:
         self.known.clear()  # looked at again, each at its next message
         self.gone += [client for client, connection in self._by_client.items() if connection.key not in names]
 
+    def has(self, client: bytes) -> bool:
+        """Whether a client's connection is open."""
+        return client in self._by_client
+
     def key_of(self, client: bytes) -> str:
         """The key that a client has come in with; empty where there is none."""
         connection = self._by_client.get(client)

@@ -16,10 +16,11 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+import msgpack
 import zmq
 
 from gpupool.spec import RouterSpec
-from gpupool.wire import MAX_BUFFERS
+from gpupool.wire import MAX_BUFFERS, VERSION
 
 from .outbox import Sent
 
@@ -33,6 +34,11 @@ _HEARTBEAT_MS: Final = 10_000
 _ZERO_COPY_BYTES: Final = 1 << 20
 #: Frames of a message beyond which the rest is read and thrown away: it will be refused anyhow.
 _MAX_FRAMES: Final = MAX_BUFFERS + 4
+
+#: No request has an empty id, so nobody can take this for the reply to his.
+_REPLY_TO_NOTHING: Final[bytes] = msgpack.packb(
+    {"v": VERSION, "id": "", "code": "cancelled", "retryable": False, "message": "for a connection that has ended"}
+)
 
 _MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
 _LAST: Final = int(zmq.NOBLOCK)
@@ -129,8 +135,12 @@ def drain(
     return True
 
 
-def send(sock: zmq.Socket[bytes], frames: Sequence[bytes]) -> Sent:
-    """Send one message, the peer's routing id first, if that is possible now. Only its first frame can be refused."""
+def send(sock: zmq.Socket[bytes], frames: Sequence[bytes], still: Callable[[], bool] | None = None) -> Sent:
+    """Send one message, the peer's routing id first, if that is possible now. Only its first frame can be refused.
+
+    `still` is asked when libzmq has chosen the connection: whether the one that is meant is open. If it is not, the routing id may be
+    another's by now, who is sent a reply to nothing instead: a message that was begun has to be ended.
+    """
     # pyzmq's own wrapper around this looks for options of other socket types, with every frame.
     put: Callable[..., object] = super(zmq.Socket, sock).send
     try:
@@ -141,6 +151,10 @@ def send(sock: zmq.Socket[bytes], frames: Sequence[bytes]) -> Sent:
         if e.errno == zmq.EHOSTUNREACH:
             return Sent.GONE
         raise
+    if still is not None and not still():
+        put(_REPLY_TO_NOTHING, _MORE)
+        put(b"", _LAST)
+        return Sent.GONE
     last = len(frames) - 1
     for i in range(1, last):
         frame = frames[i]
