@@ -89,7 +89,10 @@ def _curve(document: Document) -> Iterator[Finding]:
         return
     wanted = {
         "secret_key_file": ("the file of the pool's secret key", "`gpupool keygen` makes one"),
-        "authorized_keys_dir": ("the folder of the clients' public keys", "without it anybody could be a client; no key in it: nobody"),
+        "authorized_keys_dir": (
+            "the folder of the clients' public keys",
+            "without it anybody could be a client; no key in it: nobody",
+        ),
     }
     for key, (expected, hint) in wanted.items():
         value = getattr(curve, key)

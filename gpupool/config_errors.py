@@ -129,13 +129,13 @@ def nearest_key(location: Location, schema: type[BaseModel]) -> str:
     key = str(location[-1])
     home = ".".join(str(step) for step in location[:-1] if isinstance(step, str))
     known = {name: list(table.model_fields) for name, table in tables(schema).items()}
-    own = known.get(home, list(schema.model_fields))
+    own = known.get(home) or known.get(home.rpartition(".")[0]) or list(schema.model_fields)  # a table in a table of tables
     if homes := [name for name, keys in known.items() if key in keys and name != home]:
         homes = [name for name in homes if name not in {"model", "degrade"}] or homes
         return "it belongs to " + " or ".join(f"[{name}]" for name in homes)
     if close := difflib.get_close_matches(key, own, n=1):
         return f'did you mean "{close[0]}"?'
-    elsewhere = {k: name for name, keys in known.items() for k in keys}
+    elsewhere = {k: name for name, keys in reversed(known.items()) for k in keys}  # of several homes the first
     if close := difflib.get_close_matches(key, elsewhere, n=1, cutoff=0.75):
         return f'did you mean "{close[0]}" in [{elsewhere[close[0]]}]?'
     return _nearest(key, own)

@@ -16,7 +16,7 @@ from typing import Final
 #: What a client may be called: the stem of its key file.
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 PUBLIC_SUFFIX: Final = ".key"
-SECRET_SUFFIX: Final = ".key_secret"
+SECRET_SUFFIX: Final = ".key_secret"  # noqa: S105 - the end of a name
 ENV_KEY_FILE: Final = "GPUPOOL_KEY_FILE"
 
 _Z85: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"

@@ -225,7 +225,9 @@ class Door:
         self._unknown_keys += 1
         if now >= self._unknown_told_at + _TELL_EVERY_S:
             self._unknown_told_at = now
-            self._log.event.warning("unknown_client_key", key=key, address=address.decode(errors="replace"), total=self._unknown_keys)
+            self._log.event.warning(
+                "unknown_client_key", key=key, address=address.decode(errors="replace"), total=self._unknown_keys
+            )
 
     # Keys
 
@@ -254,7 +256,11 @@ class Door:
         """Counts for the books; the public key and the number of clients' keys where there are any."""
         stats = self.peers.stats(now)
         if self._keyring is not None:
-            stats["curve"] = {"public_key": self._public, "client_keys": len(self._keys.names), "bad_files": len(self._keys.problems)}
+            stats["curve"] = {
+                "public_key": self._public,
+                "client_keys": len(self._keys.names),
+                "bad_files": len(self._keys.problems),
+            }
         return stats
 
     def close(self, sock: zmq.Socket[bytes] | None = None) -> None:

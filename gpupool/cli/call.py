@@ -48,18 +48,18 @@ def call(
 ) -> int:
     """Send one request and print the reply as JSON."""
     value = _parsed(sys.stdin.read() if sample == "-" else sample)
-    address, curve = _whereto(endpoint, server_key, key, runtime_dir)
+    address, keys = _whereto(endpoint, server_key, key, runtime_dir)
     from gpupool.client import Client  # late: zmq
 
     try:
-        client = Client(address, timeout=timeout, **curve)
+        client = Client(address, timeout=timeout, **keys)
     except ValueError as e:
         raise Failure("usage", str(e), Exit.USAGE) from None
     with client:
         try:
             client.ping(timeout=_PING_TIMEOUT_S)
         except GpuPoolError:
-            why = ", or it does not know our key" if curve else ""
+            why = ", or it does not know our key" if keys else ""
             raise unreachable("unreachable", f"no router answers at {address}{why}") from None
         try:
             reply = client.infer(value, model=model, timeout=timeout)
@@ -76,7 +76,7 @@ def call(
 
 def _whereto(
     endpoint: str | None, server_key: str | None, key: str | None, runtime_dir: str | None
-) -> tuple[str, dict[str, str]]:
+) -> tuple[str, dict[str, Any]]:
     """Find the router's address, and the keys to go there with: none for plaintext."""
     if endpoint is None:
         router = status_of(runtime_of(runtime_dir)).get("router") or {}

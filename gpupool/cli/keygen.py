@@ -24,7 +24,9 @@ def keygen(
 ) -> int:
     """Make a key pair: NAME.key may be given to anybody, NAME.key_secret to nobody."""
     if not NAME.fullmatch(name):
-        raise typer.BadParameter("a name has 1 to 64 letters, digits, dots, dashes and underscores, and begins with one of the first two")
+        raise typer.BadParameter(
+            "a name has 1 to 64 letters, digits, dots, dashes and underscores, and begins with one of the first two"
+        )
     import zmq  # late: a command that only asks the pool does not pay for it
 
     if not zmq.has("curve"):
@@ -40,7 +42,9 @@ def keygen(
     except OSError as e:
         raise Failure("cannot_write", f"{e.filename}: {e.strerror or e}") from None
     if json_output:
-        print_json({"name": name, "public_key_file": str(public_file), "secret_key_file": str(secret_file), "public_key": public})
+        print_json(
+            {"name": name, "public_key_file": str(public_file), "secret_key_file": str(secret_file), "public_key": public}
+        )
     else:
         print(f"public key:  {public_file}\nsecret key:  {secret_file}\n{public}")
     return Exit.OK
@@ -52,6 +56,6 @@ def _write(file: Path, text: str, mode: int, *, force: bool) -> None:
         with contextlib.suppress(FileNotFoundError):
             file.unlink()
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
-    with open(descriptor, "w", encoding="ascii") as stream:
+    with os.fdopen(descriptor, "w", encoding="ascii") as stream:
         os.fchmod(descriptor, mode)
         stream.write(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import zmq
@@ -47,8 +48,10 @@ def curve_keys(server_key: Key | None, secret_key: Key | None) -> CurveKeys | No
 def _key(given: Key, read: Callable[[Key], str]) -> str:
     if isinstance(given, str) and is_key(given):
         return given
-    if not os.path.exists(given):  # not shown: it may be a secret with a slip in it
-        raise ValueError(f"a CURVE key has 40 characters in Z85, and this text of {len(os.fspath(given))} is neither one nor an existing file")
+    if not Path(given).exists():  # not shown: it may be a secret with a slip in it
+        raise ValueError(
+            f"a CURVE key has 40 characters in Z85, and this text of {len(os.fspath(given))} is neither one nor an existing file"
+        )
     return read(given)
 
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -18,6 +19,8 @@ import uvloop
 import zmq
 
 from gpupool.client import AsyncClient, Cancelled, Client, DeadlineExceeded, GpuPoolError, InvalidInput, Overloaded, WorkerLost
+from gpupool.client.connect import curve_keys
+from gpupool.keys import certificate
 
 Handle = Callable[[dict[str, Any], list[bytes]], "list[list[bytes]]"]
 
@@ -342,6 +345,34 @@ def test_curve_encrypts_and_a_wrong_server_key_gets_nothing() -> None:
     thread.join(5)
     server.close(0)
     context.term()
+
+
+@pytest.mark.parametrize("given", ["text", "certificate", "bare"])
+def test_keys_may_be_given_as_text_or_as_files(given: str, tmp_path: Path) -> None:
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    keys: tuple[str | Path, str | Path] = public, secret
+    if given != "text":
+        keys = tmp_path / "a.key", tmp_path / "a.key_secret"
+        keys[0].write_text(certificate(public) if given == "certificate" else public)
+        keys[1].write_text(certificate(public, secret) if given == "certificate" else secret)
+        with pytest.raises(ValueError, match="chmod 600"):
+            curve_keys(*keys)
+        keys[1].chmod(0o600)
+
+    read = curve_keys(*keys)
+    assert read is not None
+    assert (read.server_key, read.secret_key) == (public, secret)
+    assert secret not in repr(read)
+
+
+def test_secret_key_alone_or_with_a_slip_is_refused_and_not_shown() -> None:
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    with pytest.raises(ValueError, match="server_key"):
+        Client("tcp://127.0.0.1:1", secret_key=secret)
+    for slip in (secret[:-1], "~" + secret[1:]):
+        with pytest.raises(ValueError, match="40 characters") as caught:
+            Client("tcp://127.0.0.1:1", server_key=public, secret_key=slip)
+        assert slip not in str(caught.value)
 
 
 def test_interpreter_that_never_closes_its_client_still_ends(router: FakeRouter) -> None:

@@ -13,9 +13,11 @@ from pydantic import BaseModel
 
 from gpupool.config import Config, ConfigError, ConfigErrors, load_config, log_spec, model_specs
 from gpupool.config_schema import Batching, Document, Model
+from gpupool.keys import certificate
 from gpupool.paths import ENV_DIR
 from gpupool.spec import BatchingSpec, LogSpec
 
+CURVE = '[router.curve]\nsecret_key_file = "{}"\nauthorized_keys_dir = "{}"\n'
 MODEL = '[[model]]\nname = "m"\nhandler = "toys:Echo"\n'
 
 
@@ -23,6 +25,11 @@ MODEL = '[[model]]\nname = "m"\nhandler = "toys:Echo"\n'
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv(ENV_DIR, raising=False)
     (tmp_path / "toys.py").write_text("class Echo:\n    def forward(self, batch): return batch\n")
+    for name, mode in (("good", 0o600), ("loose", 0o640)):
+        (tmp_path / f"{name}.key_secret").write_text(certificate("0" * 40, "0" * 40))
+        (tmp_path / f"{name}.key_secret").chmod(mode)
+    (tmp_path / "good.key").write_text(certificate("0" * 40))
+    (tmp_path / "good.key").chmod(0o600)
     return tmp_path
 
 
@@ -122,7 +129,36 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     "path with NUL": ('[pool]\nruntime_dir = "a\\u0000b"', "pool.runtime_dir", "a path"),
     "log file in no folder": ('[logs]\nfile = "no/such/log"', "logs.file", "an existing folder"),
     "allocator text": ('[memory]\nallocator_conf = "on"', "memory.allocator_conf", "option:value"),
-    "CURVE": ('[router.curve]\nsecret_key_file = "k"', "router.curve", "not supported yet"),
+    "CURVE without a secret key": ('[router.curve]\nauthorized_keys_dir = "."', "router.curve.secret_key_file", "keygen"),
+    "CURVE for anybody": ('[router.curve]\nsecret_key_file = "good.key_secret"', "router.curve.authorized_keys_dir", "anybody"),
+    "CURVE without its file": (CURVE.format("none", "."), "router.curve.secret_key_file", "No such file"),
+    "CURVE with a public file": (CURVE.format("good.key", "."), "router.curve.secret_key_file", "no secret key"),
+    "CURVE with a loose file": (CURVE.format("loose.key_secret", "."), "router.curve.secret_key_file", "chmod 600"),
+    "CURVE with a key for a path": (
+        CURVE.format("0" * 40, "."),
+        "router.curve.secret_key_file",
+        'found "a key" write the key into a file',
+    ),
+    "CURVE without its folder": (
+        CURVE.format("good.key_secret", "no"),
+        "router.curve.authorized_keys_dir",
+        "a readable folder",
+    ),
+    "bound of a client": (
+        CURVE.format("good.key_secret", ".") + "[router.curve.clients.a]\nmax_priority = 10",
+        "router.curve.clients.a.max_priority",
+        "at most 9",
+    ),
+    "slip in a client's bounds": (
+        CURVE.format("good.key_secret", ".") + "[router.curve.clients.a]\nmax_prority = 1",
+        "router.curve.clients.a.max_prority",
+        'did you mean "max_priority"',
+    ),
+    "name of a client": (
+        CURVE.format("good.key_secret", ".") + '[router.curve.clients."a b"]\nmax_priority = 1',
+        "router.curve.clients.a b.[key]",
+        "of the form",
+    ),
     "Fluentd": ('[logs]\nfluentd = "localhost:24224"', "logs.fluentd", "not supported yet"),
     "memory start": ("[memory]\nstart_fraction = 0.5", "memory.start_fraction", "not supported yet"),
     "cache threshold": ("[memory]\nempty_cache_above = 0.5", "memory.empty_cache_above", "not supported yet"),
@@ -407,3 +443,16 @@ def test_whatever_stands_there_is_read_or_refused_in_words(values: dict[tuple[st
                 assert error.path.split(".")[0].split("[")[0] in {*raw, "batching"}
         else:
             assert config.specs[0].batching.min_batch <= config.specs[0].batching.max_batch
+
+
+def test_keys_are_found_beside_the_file_and_an_open_address_needs_no_leave_for_plaintext(folder: Path) -> None:
+    text = (
+        '[router]\nbind = ["tcp://0.0.0.0:5555"]\n'
+        + CURVE.format("good.key_secret", ".")
+        + "[router.curve.clients.a]\nmax_pending = 5"
+    )
+    curve = load(folder, text).router.curve
+
+    assert curve is not None
+    assert (curve.secret_key_file, curve.authorized_keys_dir) == (str(folder / "good.key_secret"), str(folder))
+    assert (curve.clients["a"].max_pending, curve.clients["a"].max_priority) == (5, None)

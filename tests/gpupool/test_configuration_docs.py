@@ -21,12 +21,14 @@ from gpupool.supervisor.reload import LIVE
 ROOT = Path(__file__).parents[2]
 REFERENCE = (ROOT / "docs" / "configuration.md").read_text()
 TABLES = tables(Document)
+#: Tables by the names of clients; their keys have no defaults of their own.
+BOUNDS = "router.curve.clients"
 
 
 def rows(section: str) -> dict[str, list[str]]:
     """The cells of a section's rows by key."""
     found = re.search(
-        rf"^## \[+{re.escape(section)}\]+\n(.*?)(?=^## |^A model directory|\Z)", REFERENCE, re.DOTALL | re.MULTILINE
+        rf"^## \[+{re.escape(section)}(?:\.NAME)?\]+\n(.*?)(?=^## |^A model directory|\Z)", REFERENCE, re.DOTALL | re.MULTILINE
     )
     assert found, f"no section for [{section}]"
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in found[1].splitlines() if line.startswith("| `")]
@@ -52,7 +54,7 @@ def test_the_reference_names_every_key_of_a_table_and_no_other(section: str) -> 
 def test_the_reference_states_the_true_default(section: str, key: str) -> None:
     stated, default = rows(section)[key][2].strip("`"), default_of(TABLES[section], key)
 
-    if section == "model" and key in Batching.model_fields:
+    if section == BOUNDS or (section == "model" and key in Batching.model_fields):
         assert (stated, default) == ("absent", None)
     elif default == "required":
         assert stated == "required"
@@ -82,7 +84,7 @@ def test_the_reference_names_every_key_of_a_manifest() -> None:
 def test_the_commented_configuration_shows_every_key_with_its_default() -> None:
     """Commented-out keys are the defaults; the file with all of them in force must say the same as without."""
     text = (ROOT / "configs" / "gpu-host.toml").read_text()
-    shown = tomllib.loads(re.sub(r"^# (\w+ = .*|\[router\.curve\].*)$", r"\1", text, flags=re.MULTILINE))
+    shown = tomllib.loads(re.sub(r"^# (\w+ = .*|\[router\.curve[.\w]*\].*)$", r"\1", text, flags=re.MULTILINE))
 
     commented = set(re.findall(r"^# (\w+) = ", text, re.MULTILINE))
     for section, schema in TABLES.items():
@@ -91,7 +93,8 @@ def test_the_commented_configuration_shows_every_key_with_its_default() -> None:
             values = values[step]
             values = values[0] if isinstance(values, list) else values
         unshown = set(schema.model_fields) - set(values) - {"curve", "handler"}
-        assert unshown <= (set(Batching.model_fields) if section == "model" else set())
+        free = {"model": set(Batching.model_fields), BOUNDS: set(TABLES[BOUNDS].model_fields)}
+        assert unshown <= free.get(section, set())
         for key, value in values.items():
             if key in commented and key in schema.model_fields and section != "model":
                 default = default_of(schema, key)

@@ -9,6 +9,7 @@ import pytest
 
 from gpupool import __version__, wire
 from gpupool.link import WorkFlag
+from gpupool.router.commands import Reply
 from gpupool.spec import BatchingSpec, ModelSpec
 from support.router_world import CLIENT, RouterWorld, many
 
@@ -565,3 +566,34 @@ def test_refusals_count_for_their_model_and_foreign_names_for_none() -> None:
     assert books["replied_by_model"][""] == {"unknown_model": 1}
     (named,) = [codes for model, codes in books["replied_by_model"].items() if model]
     assert named == {"no_workers": 1}
+
+
+def test_what_a_client_that_is_gone_asked_for_never_runs_and_its_replies_are_for_nobody() -> None:
+    world = RouterWorld()
+    core = world.core
+    core.workers.expect(1, 1)  # so that requests wait
+    for n, client in enumerate((b"gone", b"here", b"gone")):
+        core.message(client, [wire.pack_request({"id": str(n)}), b"x"], world.now)
+    core.named(b"gone", "alice")
+    answered = [command for command in core.ledger.commands if isinstance(command, Reply)]
+    assert not answered
+
+    core.gone(b"gone", world.now)
+    replies = [command for command in core.take_commands() if isinstance(command, Reply)]
+    assert [(reply.frames, reply.record["code"]) for reply in replies] == [([], "cancelled")] * 2
+    assert (core.stats()["pending"], core.stats()["undeliverable_total"]) == (1, 2)
+    assert not core.names
+    core.gone(b"gone", world.now)
+    assert not core.take_commands()
+
+
+def test_reply_that_was_not_sent_when_its_client_went_is_not_sent_to_the_next_under_its_id() -> None:
+    world = RouterWorld()
+    core = world.core
+    core.message(b"gone", [b"junk"], world.now)
+    core.message(b"here", [b"junk"], world.now)
+
+    core.gone(b"gone", world.now)
+    replies = [command for command in core.take_commands() if isinstance(command, Reply)]
+    assert [reply.frames[:1] for reply in replies] == [[], [b"here"]]
+    assert core.stats()["undeliverable_total"] == 1

@@ -98,7 +98,7 @@ def test_want_of_descriptors_changes_nothing(where: str, tmp_path: Path, monkeyp
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.os if where == "scandir" else module, where, fail)
+        patch.setattr(os if where == "scandir" else module, where, fail)
         assert keyring.look().names == {key: "a"}
         assert "Too many open files" in keyring.look().problems[""]
     assert len(keyring.look().names) == 2

@@ -80,3 +80,21 @@ def test_room_comes_back_when_replies_leave() -> None:
 
     assert outbox.add([b"a", b"x"], 0.2)
     assert outbox.add([b"a", b"x"], 0.2)
+
+
+def test_replies_to_a_client_that_is_gone_are_dropped_also_while_they_are_offered() -> None:
+    outbox, peers = Outbox(), Peers(a=Sent.OK, b=Sent.OK)
+    for i in range(3):
+        assert outbox.add([b"a", b"%d" % i], 0.0)
+    assert outbox.add([b"b", b"0"], 0.0)
+    dropped = []
+
+    def send(frames: Frames) -> Sent:
+        if frames[0] == b"a":
+            dropped.append(outbox.drop(b"a"))
+        return peers.send(frames)
+
+    assert outbox.flush(send, 1.0) == 0
+    assert dropped == [3]
+    assert not outbox
+    assert outbox.drop(b"a") == 0

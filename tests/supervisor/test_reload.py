@@ -48,3 +48,31 @@ def test_a_live_key_that_would_contradict_one_that_needs_a_restart_is_told(tmp_p
     new = config(tmp_path, "[supervision]\nheartbeat_interval_s = 0.1\nheartbeat_timeout_s = 0.4\n" + model("a"))
     assert contradictions(old) == contradictions(new) == []
     assert "heartbeat_interval_s, which stays 1" in contradictions(merged(old, new))[0]
+
+
+def test_bounds_of_clients_are_live_and_the_keys_files_are_not(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name).write_text("0" * 40)
+        (tmp_path / name).chmod(0o600)
+    curve = '[router.curve]\nauthorized_keys_dir = "."\nsecret_key_file = "{}"\n'
+    old = config(tmp_path, curve.format("old") + "[router.curve.clients.a]\nmax_pending = 1\n" + model("a"))
+    new = config(tmp_path, curve.format("new") + "[router.curve.clients.b]\nmax_priority = 2\n" + model("a"))
+
+    found = difference(old, new)
+    assert all(key.startswith("router.curve.clients.") for key in found.applied)
+    assert {"router.curve.clients.a.max_pending", "router.curve.clients.b.max_priority"} <= set(found.applied)
+    assert found.needs_restart == ("router.curve.secret_key_file",)
+    now = merged(old, new).router.curve
+    assert now is not None
+    assert (list(now.clients), now.secret_key_file) == (["b"], str(tmp_path / "old"))
+
+
+def test_encryption_begins_with_a_restart_and_so_do_the_bounds_of_its_clients(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("0" * 40)
+    (tmp_path / "key").chmod(0o600)
+    old = config(tmp_path, model("a"))
+    text = '[router.curve]\nauthorized_keys_dir = "."\nsecret_key_file = "key"\n[router.curve.clients.a]\nmax_pending = 1\n'
+    new = config(tmp_path, text + model("a"))
+
+    assert difference(old, new).applied == ()
+    assert merged(old, new).router.curve is None
