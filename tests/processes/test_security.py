@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,6 +73,11 @@ def test_pool_that_is_set_up_by_its_commands_serves_whom_it_knows(pool: RunningP
     assert done.returncode == Exit.UNREACHABLE
     assert "does not know our key" in done.stderr
     assert pool.status()["router"]["handshakes_refused_total"] >= 1
+
+    with urllib.request.urlopen(f"http://127.0.0.1:{pool.http}/metrics", timeout=10) as page:
+        metrics = page.read().decode()
+    assert "\ngpupool_connections " in metrics
+    assert "\ngpupool_handshakes_refused_total " in metrics
 
     pool.write(config(pool, 6))
     answer = pool.ask("reload")

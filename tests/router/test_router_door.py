@@ -232,6 +232,7 @@ def link_log(keys: Keys) -> Any:
 def test_requests_of_a_client_that_left_never_run(start_router: Start) -> None:
     router = start_router()
     router.tell("expect", ready=1, coming=1)  # so that requests wait
+    router.stats()  # it has heard
     steady = router.client()
     leaver = router.client()
     for i in range(100):
