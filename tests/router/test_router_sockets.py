@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import cast
 from unittest import mock
 
 import msgpack
@@ -150,3 +151,25 @@ def test_more_reports_than_a_turn_takes_in_are_taken_in_later(front: Front) -> N
     for life in lives:
         life.end()
     front.until(lambda: not front.door.watch(3) and not front.door.stats(0.0)["connections"])
+
+
+def test_second_connection_under_an_id_is_silent_and_warned_of_once(front: Front) -> None:
+    first = Life(front)
+    first.sock.send(b"first")
+    front.let_in()
+    front.until(lambda: front.drain() or front.got)
+    second = Life(front)
+    second.sock.send(b"second")
+    front.let_in()
+    front.until(lambda: front.drain() or not front.sock.poll(200))
+
+    now, warning = time.monotonic(), cast("mock.Mock", front.door._log).event.warning
+    front.door.look_around(now)
+    assert not warning.called
+    for later in (now + 20, now + 30, now + 300):
+        front.door.look_around(later)
+    assert warning.call_args_list == [mock.call("silent_connections", count=1, hint=mock.ANY)]
+    assert front.door.stats(now + 20)["silent_connections"] == 1
+    assert front.got == [(b"app1", [b"first"])]
+    first.end()
+    second.end()
