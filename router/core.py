@@ -102,7 +102,7 @@ class Core:
     ) -> None:
         ledger, workers = self.ledger, self.workers
         request = self._intake.admit(client, tenant, header, frames, now, delimiter=delimiter)
-        if (client, request.id) in ledger.open:
+        if (mine := ledger.open.get(client)) and request.id in mine:
             raise Refused("a request with this id is already open", ErrorCode.BAD_REQUEST, request.id, field="id")
         if self.mode is not Mode.OPEN or (workers.fleet.held and workers.fleet.all_held):
             raise Refused("the pool takes no new requests", ErrorCode.DRAINING, request.id)
@@ -152,7 +152,7 @@ class Core:
     def _cancel(self, client: bytes, header: Header, now: float) -> None:
         if header.id is None:
             raise WireError("cancel needs the id of the request to cancel", field="id")
-        request = self.ledger.open.get((client, header.id))
+        request = self.ledger.open.get(client, {}).get(header.id)
         if request is not None:  # else it is answered already, or was never here
             self._end_early(request, ErrorCode.CANCELLED, now, "cancelled by the client")
 
@@ -164,7 +164,7 @@ class Core:
         """A client's connection has ended: what it asked for is not run any more, and its replies are for nobody."""
         self.connections.gone(client)
         ledger = self.ledger
-        for request in [request for (owner, _), request in ledger.open.items() if owner == client]:
+        for request in list(ledger.open.get(client, {}).values()):
             self._end_early(request, ErrorCode.CANCELLED, now, "its client's connection ended")
         for command in ledger.commands:  # not sent yet, and the next connection may have the same routing id
             if isinstance(command, Reply) and command.frames and command.frames[0] == client:
@@ -227,7 +227,7 @@ class Core:
     def stop(self, now: float) -> None:
         """Answer whatever is left, and quit."""
         self.mode = Mode.STOPPING
-        for request in list(self.ledger.open.values()):
+        for request in self.ledger.all_open():
             self.ledger.withdraw(request)
             self.ledger.finish(request, ErrorCode.DRAINING, now, message="the pool is stopping")
         self.ledger.commands.append(Quit())

@@ -49,7 +49,7 @@ class Ledger:
         self._max_attempts = spec.max_attempts
         self._names = [m.name for m in spec.models]
         self.commands: list[Command] = []
-        self.open: dict[tuple[bytes, RequestId], Request] = {}
+        self.open: dict[bytes, dict[RequestId, Request]] = {}  # by client, those that have any
         self.accounts = Accounts()
         self.backlog = Backlog()
         self.suspects = Suspects()
@@ -63,6 +63,10 @@ class Ledger:
         self.deadlines = Deadlines()
         self.poison = Poison()
         self.replies = Replies(spec.models)
+
+    def all_open(self) -> list[Request]:
+        """Return all requests that are owed an answer."""
+        return [request for mine in self.open.values() for request in mine.values()]
 
     @property
     def pending(self) -> int:
@@ -95,7 +99,9 @@ class Ledger:
 
     def accept(self, request: Request) -> None:
         """Take a request in."""
-        self.open[request.client, request.id] = request
+        if (mine := self.open.get(request.client)) is None:
+            mine = self.open[request.client] = {}
+        mine[request.id] = request
         self.deadlines.add(request)
         self.backlog.push(request)
         self.accounts.accepted += 1
@@ -114,7 +120,10 @@ class Ledger:
         reply = self.replies.finished(request, code, now, message=message, result=result, retry_after_ms=retry_after_ms)
         request.state = State.DONE
         request.frames = ()
-        del self.open[request.client, request.id]
+        mine = self.open[request.client]
+        del mine[request.id]
+        if not mine:
+            del self.open[request.client]
         self.deadlines.remove(request)
         self.accounts.answered(self._names[request.model], code)
         self.commands.append(reply)

@@ -48,7 +48,7 @@ class Bench:
         if not pending:
             self.answer(len(self.outstanding))
         self.turns(20)
-        self.open = len(self.core.ledger.open)
+        self.open = len(self.core.ledger.all_open())
 
     def take_in(self, count: int) -> None:
         """So many requests arrive, each from the next client."""

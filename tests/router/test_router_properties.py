@@ -114,8 +114,9 @@ class RouterMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.core.ledger.open)
     @rule(index=st.integers(0, 30))
     def cancel(self, index: int) -> None:
-        open_ids = list(self.world.core.ledger.open)
-        client, name = open_ids[index % len(open_ids)]
+        open_now = self.world.core.ledger.all_open()
+        chosen = open_now[index % len(open_now)]
+        client, name = chosen.client, str(chosen.id)
         self.world.message([wire.pack_request({"type": "cancel", "id": name})], client=client, step=False)
         self.look()
         assert self.world.codes(name, client) == ["cancelled"]
@@ -188,7 +189,8 @@ class RouterMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.core.ledger.open)
     @rule()
     def ask_again_under_an_open_id(self) -> None:
-        client, name = next(iter(self.world.core.ledger.open))
+        chosen = self.world.core.ledger.all_open()[0]
+        client, name = chosen.client, chosen.id
         self.world.ask(name, client=client, step=False)
         self.look()
         assert self.world.replies[client, name].pop(0)["code"] == "bad_request"
@@ -203,13 +205,13 @@ class RouterMachine(RuleBasedStateMachine):
             if replies:
                 assert replies[0].get("attempts", 0) <= MAX_ATTEMPTS
         answered = {name for (_, name), replies in world.replies.items() if replies}
-        still_open = {name for _, name in world.core.ledger.open}
+        still_open = {request.id for request in world.core.ledger.all_open()}
         assert not answered & still_open
         assert len(answered) + len(still_open) == self.asked
         for name, count in self.began.items():
             assert count <= MAX_ATTEMPTS
             assert count <= 1 or name not in self.no_retry, f"{name} ran twice"
-        for request in world.core.ledger.open.values():
+        for request in world.core.ledger.all_open():
             assert request.state is not State.DONE
         outstanding = Counter[Tenant]()
         for worker in world.core.workers.fleet.by_slot.values():

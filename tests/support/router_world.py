@@ -78,8 +78,8 @@ class RouterWorld:
     def check(self) -> None:
         ledger = self.core.ledger
         assert ledger.accounts.balanced(ledger.pending), self.core.stats(0.0)
-        assert len(ledger.open) == ledger.pending + ledger.accounts.in_flight
-        assert len(ledger.deadlines) == len(ledger.open)
+        assert len(ledger.all_open()) == ledger.pending + ledger.accounts.in_flight
+        assert len(ledger.deadlines) == len(ledger.all_open())
 
     def _reply(self, frames: list[bytes]) -> None:
         client, *rest = frames

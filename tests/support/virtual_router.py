@@ -203,8 +203,8 @@ class VirtualRouter(Actor):
     def _check(self) -> None:
         ledger = self.core.ledger
         assert ledger.accounts.balanced(ledger.pending), self.core.stats(0.0)
-        assert len(ledger.open) == ledger.pending + ledger.accounts.in_flight
-        assert len(ledger.deadlines) == len(ledger.open)
+        assert len(ledger.all_open()) == ledger.pending + ledger.accounts.in_flight
+        assert len(ledger.deadlines) == len(ledger.all_open())
         assert ledger.pending <= MAX_PENDING
         for worker in self.core.workers.fleet.by_slot.values():
             dead_s = self._u.dead_for(worker.slot, worker.incarnation)
