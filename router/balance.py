@@ -3,7 +3,8 @@
 The load of a worker is the larger of the router's own count and what the board reports: a reading is a moment old, it can miss
 what was just sent and must never talk a worker empty. Its cost per sample comes from the board too, and is made tame first:
 unknown becomes the mean of the others, nothing counts as cheaper than a quarter of the mean (a worker that fails fast looks
-cheap), and differences below CLOSE are none, so that equal cards tie and take turns.
+cheap), and differences below CLOSE are none, so that equal cards tie and take turns. A batch that runs for longer than its worker's
+batches do adds what it is overdue: nobody can tell when it will end.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Reading(NamedTuple):
     rows: int
     batch_limit: int
     service_s: float
+    running_s: float = 0.0  # how long its batch has been running
 
 
 class Balance:
@@ -78,7 +80,7 @@ class Balance:
         load = max(worker.rows, worker.reported)
         if self.policy is Policy.SHORTEST_QUEUE:
             return load
-        return (load + 1) * worker.service_s
+        return (load + 1) * worker.service_s + worker.overdue_s
 
 
 def apply_readings(fleet: Fleet, readings: Sequence[Reading], now: float) -> None:
@@ -90,7 +92,7 @@ def apply_readings(fleet: Fleet, readings: Sequence[Reading], now: float) -> Non
     told = {r.slot: r for r in readings}
     known: dict[int, float] = {}
     for worker in fleet.by_slot.values():
-        worker.reported = 0
+        worker.reported, worker.overdue_s = 0, 0.0
         reading = told.get(worker.slot)
         if reading is None or reading.incarnation != worker.incarnation:
             continue
@@ -98,6 +100,8 @@ def apply_readings(fleet: Fleet, readings: Sequence[Reading], now: float) -> Non
             fleet.set_limit(worker, reading.batch_limit)
         if reading.rows <= worker.rows + 4 * worker.batch_limit:
             worker.reported = reading.rows
+        if CLOSE * worker.batch_s < reading.running_s <= MAX_SERVICE_S and worker.batch_s:
+            worker.overdue_s = reading.running_s - worker.batch_s
         if 0.0 < reading.service_s <= MAX_SERVICE_S:
             known[worker.slot] = reading.service_s
     if known:

@@ -21,7 +21,7 @@ import uvloop
 import zmq
 
 from gpupool import link
-from gpupool.board import Board, SlotWord, Word, unpack_queue
+from gpupool.board import Board, Phase, SlotWord, Word, unpack_queue
 from gpupool.channel import Channel
 from gpupool.exits import Exit
 from gpupool.keys import KeyFileError
@@ -225,10 +225,13 @@ class Router:
     def _readings(self) -> list[Reading]:
         get = self._board.get_slot
         readings = []
+        now_ns = time.monotonic_ns()
         for slot in self._core.workers.fleet.by_slot:
             rows = sum(unpack_queue(get(slot, SlotWord.QUEUE)))
             limit, service_s = get(slot, SlotWord.BATCH_LIMIT), get(slot, SlotWord.SERVICE_NS) / 1e9
-            readings.append(Reading(slot, get(slot, SlotWord.INCARNATION), rows, limit, service_s))
+            since_ns = get(slot, SlotWord.PHASE_SINCE_NS) if get(slot, SlotWord.PHASE) == Phase.BATCH else now_ns
+            running_s = (now_ns - since_ns) / 1e9
+            readings.append(Reading(slot, get(slot, SlotWord.INCARNATION), rows, limit, service_s, running_s))
         return readings
 
     # What comes in

@@ -74,9 +74,7 @@ def test_what_is_open_when_a_client_closes_is_never_run(make_pool: MakePool) -> 
 
 def test_hedging_cuts_the_tail(make_pool: MakePool) -> None:
     """Two workers; a stall belongs to the execution and not to the sample, as a fault of a card or a collection of garbage does."""
-    pool = make_pool(
-        "SlowFirst", config='[router]\npolicy = "shortest_queue"\n'
-    ).start()  # it knows a busy worker from an idle one
+    pool = make_pool("SlowFirst").start()
 
     def slowest(start: int, hedge_after: float | None) -> list[float]:
         times = []

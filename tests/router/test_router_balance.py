@@ -149,3 +149,29 @@ def test_a_cost_that_nothing_confirms_fades_so_that_one_slow_batch_is_not_for_ev
     fleet.by_slot[0].answered_at = 100.0 + 10 * HALF_LIFE_S
     apply_readings(fleet, readings, 100.0 + 10 * HALF_LIFE_S)
     assert 1 in picks(fleet, Policy.SHORTEST_WAIT, 4)
+
+
+def test_a_worker_whose_batch_is_overdue_is_passed_over_until_it_ends() -> None:
+    fleet = fleet_of(0, 0)
+    balance = Balance(Policy.SHORTEST_WAIT)
+    slow, other = fleet.by_slot[0], fleet.by_slot[1]
+    slow.batch_s = other.batch_s = 0.010
+    other.turn = 1  # it would be the other's turn last
+
+    def first(running_s: float) -> Worker | None:
+        apply_readings(fleet, [Reading(0, 1, 0, 32, 0.01, running_s), Reading(1, 1, 0, 32, 0.01, 0.005)], 0.0)
+        balance.begin(fleet.by_slot.values())
+        return balance.best()
+
+    assert first(0.012) is slow
+    assert first(1.0) is other
+    assert first(-5.0) is slow
+    assert first(1e9) is slow  # absurd: told by nobody who knows
+    assert first(0.0) is slow
+
+
+def test_nothing_is_overdue_where_no_batch_is_known() -> None:
+    fleet = fleet_of(0, 0)
+    apply_readings(fleet, [Reading(0, 1, 0, 32, 0.01, 1.0), Reading(1, 1, 0, 32, 0.01)], 0.0)
+
+    assert [w.overdue_s for w in fleet.by_slot.values()] == [0.0, 0.0]
