@@ -16,21 +16,23 @@ Every message is a map with a key `t`. The first to a child is its `spec`. What 
 | undrain {} | take requests again |
 | stop {} | answer whatever is left, flush and exit 0 |
 | stats {n} | answer `stats` with the same n |
+| clear_poison {n, prefix} | let contents pass again whose hash begins so; answer {n, cleared} |
 
 | from the router | means |
 | --- | --- |
 | up {bind} | sockets are bound |
-| failed {message} | it cannot work (an address in use …); exit follows |
 | joined {slot, incarnation} | that worker registered and gets work |
 | idle {slot} | a held slot has finished all that it was given |
 | drained {} | nothing pending, nothing in flight |
 | sick {slot, incarnation, reason} | too many infrastructure errors in a row: replace it |
 | stats {n, …} | the books, see router.accounts |
+| answer {n, …} | to a question with this n |
 
 | from a worker | means |
 | --- | --- |
 | loaded {models, device, memory} | import, load and warm-up are done |
 | failed {stage, message, traceback} | it cannot start; exit follows |
+| report {memory, …} | what it tells of itself once a second, for people and metrics (see worker.report) |
 
 | to a worker | means |
 | --- | --- |

@@ -48,6 +48,7 @@ class Children:
         self.log_fd = os.dup(2)
         self.router: Child | None = None
         self.workers: dict[tuple[int, int], Child] = {}
+        self.reports: dict[int, Message] = {}  # by slot: what its present worker last told of itself
         self._whose: dict[Child, tuple[int, int] | int] = {}  # a worker's (slot, incarnation), or the router's epoch
         self._oom = OomWatch()
         self.last_books: dict[str, Any] = {}
@@ -174,6 +175,7 @@ class Children:
             return
         del self.workers[whose]
         slot, incarnation = whose
+        self.reports.pop(slot, None)
         record = self._board.read(slot)
         # A record that is not this process's names nobody: it died before it could have run anything.
         running = self._board.running(slot) if record.incarnation == incarnation else []
@@ -222,6 +224,8 @@ class Children:
         match m.get("t"):
             case "loaded":
                 self._feed(ev.WorkerLoaded(slot, incarnation, {k: v for k, v in m.items() if k != "t"}))
+            case "report":
+                self.reports[slot] = m
             case "failed":
                 self._log.event.error(
                     "worker_cannot_start", worker=slot, incarnation=incarnation, stage=m.get("stage"), error=m.get("message"),

@@ -324,7 +324,9 @@ class Supervisor:
         router = self.children.router
         drops = dict(self.log.sink.dropped)
         now = time.monotonic()
-        status = document(self.pool, about, books, router.pid if router else None, self.records(), views, now)
+        status = document(
+            self.pool, about, books, router.pid if router else None, self.records(), views, self.children.reports, now
+        )
         taken = self.children.last_books_at
         status["router"]["books_age_s"] = None if taken is None else round(now - taken, 3)
         return {**status, "log_records_dropped": drops}

@@ -37,11 +37,12 @@ def document(
     router_pid: int | None,
     records: Sequence[SlotRecord],
     cards: Sequence[Mapping[str, Any]],
+    reports: Mapping[int, Mapping[str, Any]],
     now: float,
 ) -> dict[str, Any]:
     """Build the document; `now` is monotonic.
 
-    `books` is the router's last answer to `stats`, possibly empty; `cards` what is known of each slot's card (health, needs,
+    `reports` is what workers last told of themselves, by slot. `books` is the router's last answer to `stats`, possibly empty; `cards` what is known of each slot's card (health, needs,
     memory …), empty for a CPU.
     """
     held = {int(k): v for k, v in books.get("workers", {}).items()}
@@ -63,7 +64,9 @@ def document(
             **{key: value for key, value in books.items() if key not in _ROUTER_OWN},
         },
         "workers": [
-            _worker(slot, about, records[slot.number], cards[slot.number], held.get(slot.number, 0), now)
+            _worker(
+                slot, about, records[slot.number], cards[slot.number], reports.get(slot.number, {}), held.get(slot.number, 0), now
+            )
             for slot in pool.slots
         ],
         "models": [{"name": m.name, "current": m.version, "versions": [m.version]} for m in about.models],
@@ -74,8 +77,18 @@ def document(
 _ROUTER_OWN = frozenset({"t", "n", "pending", "in_flight", "accepted_total", "replied_total", "workers", "bind", "state"})
 
 
+#: Parts of a worker's report that stand elsewhere in its entry, or are the channel's.
+_REPORT_OWN = frozenset({"t", "memory"})
+
+
 def _worker(
-    slot: Slot, about: About, record: SlotRecord, card: Mapping[str, Any], in_flight: int, now: float
+    slot: Slot,
+    about: About,
+    record: SlotRecord,
+    card: Mapping[str, Any],
+    report: Mapping[str, Any],
+    in_flight: int,
+    now: float,
 ) -> dict[str, Any]:
     device = about.devices[slot.number]
     mine = record.incarnation == slot.incarnation and slot.alive
@@ -93,7 +106,8 @@ def _worker(
         "window_ms": round(record.window_ns / 1e6, 3) if mine else 0.0,
         "batches_total": record.batches if mine else 0, "samples_total": record.samples if mine else 0,
         "service_ms": round(record.service_ns / 1e6, 3) if mine else None,
-        "memory": {"rss_bytes": record.memory_bytes} if mine and record.memory_bytes else {},
+        "memory": ({"rss_bytes": record.memory_bytes} if mine and record.memory_bytes else {}) | report.get("memory", {}),
+        **{part: value for part, value in report.items() if part not in _REPORT_OWN},
         "models": slot.info.get("models", []) if slot.alive else [],
     }  # fmt: skip
 

@@ -22,11 +22,11 @@ SHELLS = {
     "supervisor/cards": {
         "__init__", "card_reader", "inventory", "kernel_log", "probe", "side_car", "topology", "xid_watch",
     },
-    "router": {"__init__", "__main__", "door", "keyring", "loop", "sockets"},
+    "router": {"__init__", "__main__", "door", "hoards", "keyring", "loop", "sockets"},
     # Those besides the threads and the device take their clock as an argument and only name its default.
     "worker": {
         "__init__", "__main__", "backlog", "beat", "dealer", "device", "drill", "execute", "faults", "intake", "link", "models", "record",
-        "replies",
+        "replies", "report",
     },
 }  # fmt: skip
 IMPURE = {

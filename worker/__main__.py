@@ -32,6 +32,7 @@ from .link import Link
 from .models import LoadError, Model, import_model, load_model, put_first, threads, warm_up
 from .record import Record
 from .replies import Replies
+from .report import Report
 
 #: How long the last results may take to leave.
 _FLUSH_TIMEOUT_S = 3.0
@@ -59,6 +60,7 @@ class Worker:
             link_busy_since=lambda: self.link.busy_since, link_timeout_s=spec.batch_timeout_s,
         )  # fmt: skip
         self.device = Device(spec.device, spec.device_id)
+        self.report = Report(inherited.channel, self.log)
 
     def run(self) -> NoReturn:
         """Do all of it; returns never."""
@@ -133,7 +135,8 @@ class Worker:
         sys.setswitchinterval(_SWITCH_S)
         record.phase(Phase.IDLE)
         backlog.refresh()
-        self.beat.each_time = backlog.refresh
+        self.report.add("memory", self.device.memory)
+        self.beat.each_time = self.each_beat
         names = [{"name": m.spec.name, "version": m.spec.version} for m in models]
         self.channel.send({"t": "loaded", "models": names, "device": self.device.describe(), "memory": self.device.memory()})
         self.log.event.info("models_loaded", models=[m["name"] for m in names])
@@ -158,6 +161,11 @@ class Worker:
         record.phase(Phase.STOPPING, _FLUSH_TIMEOUT_S)
         link.finish(_FLUSH_TIMEOUT_S)
         self.leave(Exit.OK)
+
+    def each_beat(self) -> None:
+        """Do what is to be done now and then; called by the beat's thread."""
+        self.backlog.refresh()
+        self.report.tick()
 
     def fail(self, code: Exit, stage: str, message: str, trace: str) -> NoReturn:
         """Tell the supervisor why this worker cannot work, and end."""
