@@ -70,11 +70,11 @@ class Outbox:
         """Offer what is kept again; return how many replies were given up: too old, or their client is gone."""
         given_up = 0
         for client in list(self._queues):
-            queue = self._queues[client]
+            queue = self._queues.get(client)
             while queue:
                 kept_at, frames = queue[0]
-                sent = send(frames)
-                if client not in self._queues:  # dropped meanwhile, and counted
+                sent = send(frames)  # may tell of connections that ended: this client's, or another's
+                if client not in self._queues:
                     break
                 if sent is Sent.BUSY and now < kept_at + self._max_age_s:
                     break
@@ -83,7 +83,8 @@ class Outbox:
                 self._sizes[client] -= _size(frames)
                 self._size -= _size(frames)
             else:
-                del self._queues[client], self._sizes[client]
+                if client in self._queues:
+                    del self._queues[client], self._sizes[client]
         return given_up
 
 

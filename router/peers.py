@@ -92,7 +92,10 @@ class Peers:
         """Other keys are authorised from now on: what clients without one have sent is not run, and nothing more is taken from them."""
         self._names = names
         self.known.clear()  # looked at again, each at its next message
-        self.gone += [client for client, connection in self._by_client.items() if connection.key not in names]
+        for client, connection in self._by_client.items():
+            if connection.key not in names:
+                connection.name = ""  # told anew should its key come back
+                self.gone.append(client)
 
     def has(self, client: bytes) -> bool:
         """Whether a client's connection is open."""

@@ -14,7 +14,7 @@ from gpupool.wire import MAX_PRIORITY
 
 #: Malformed messages in a row that are answered; after that a connection's garbage is dropped and counted until it sends sense again.
 MAX_GARBAGE: Final = 256
-#: Connections that are remembered at a time. Beyond it those without open requests are forgotten, oldest first.
+#: Connections that are remembered at a time, far above what descriptors allow. Beyond it the oldest is forgotten.
 MAX_CONNECTIONS: Final = 65536
 
 
@@ -78,7 +78,9 @@ class Connections:
     def meet(self, client: bytes) -> Connection:
         """Know a connection from its first message on."""
         if len(self._open) >= MAX_CONNECTIONS:
-            self._open.pop(next(iter(self._open)))  # what it has open knows its tenant
+            self._open.pop(
+                next(iter(self._open))
+            )  # met again, and without a name, should it speak; what it has open knows its tenant
         connection = self._open[client] = Connection(Tenant())
         return connection
 

@@ -310,6 +310,7 @@ class AsyncClient:
         if link.lost():
             for call in self._calls.disconnected():
                 _wake(call)
+        self._calls.refused = link.refused
 
     def _set_timer(self) -> None:
         """Have a turn when something is due, and none while nothing is open."""

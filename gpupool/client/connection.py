@@ -80,6 +80,7 @@ class Connection:
     def _look_for_loss(self) -> None:
         if self._link.lost():
             self.calls.disconnected()
+        self.calls.refused = self._link.refused
 
     def close(self, *, timeout_s: float) -> bool:
         """Close the socket unless its thread is using it for longer than that; False then."""
