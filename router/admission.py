@@ -63,13 +63,13 @@ class Bounds:
     def heavier_than(self, tenant: Tenant, size: int) -> Tenant | None:
         """Return a tenant that holds more than this one would with a newcomer of this size; None when none is known."""
         weight = self._weight(tenant, 1, size)
-        tenants = self._backlog.tenants
+        tenants = self._backlog.tenant_count
         if not tenants:
             return None
         known = self._heaviest
-        if known is not None and known.pending and known is not tenant and self._weight(known) > max(weight, 2 / len(tenants)):
+        if known is not None and known.pending and known is not tenant and self._weight(known) > max(weight, 2 / tenants):
             return known
-        if weight * len(tenants) >= 2.0:
+        if weight * tenants >= 2.0:
             return None
         self._rest -= 1
         if self._rest > 0:
@@ -78,8 +78,13 @@ class Bounds:
         if found is not tenant and self._weight(found) > weight:
             self._heaviest = found
             return found
-        self._rest = len(tenants)
+        self._rest = tenants
         return None
+
+    def can_give(self, heavier: Tenant, tenant: Tenant, size: int) -> bool:
+        """Whether the heavier tenant would still hold more bytes than the other one when it has given up all that a newcomer needs."""
+        needed = self._backlog.size_bytes + size - self._bytes_limit
+        return needed <= 0 or heavier.size_bytes - needed >= tenant.size_bytes + size
 
     def heaviest(self) -> Tenant:
         """Return the tenant that holds most; ValueError when none holds anything."""

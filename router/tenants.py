@@ -22,21 +22,17 @@ class Tenant:
     """One party. Counts are of what waits in the backlog; `outstanding` of samples that workers hold."""
 
     __slots__ = (
-        "__weakref__",
-        "max_pending",
-        "max_pending_bytes",
-        "max_priority",
-        "name",
-        "outstanding",
-        "pending",
-        "size_bytes",
-    )
+        "__weakref__", "max_pending", "max_pending_bytes", "max_priority", "name", "outstanding", "pending", "served_at",
+        "size_bytes", "tags",
+    )  # fmt: skip
 
     def __init__(self, name: str = "") -> None:
         self.name = name  # of its key; "" for a connection without
         self.pending = 0
         self.size_bytes = 0
         self.outstanding = 0
+        self.served_at = 0.0  # when it was last given something
+        self.tags: dict[int, float] = {}  # by priority: the virtual time at which its last turn ended, see `turns`
         self.bound(ClientSpec())
 
     def bound(self, spec: ClientSpec) -> None:
