@@ -165,10 +165,8 @@ class Children:
             child.cause = OOM_CAUSE
         if isinstance(whose, int):
             self.router = None
-            self.last_books, self.last_books_at = (
-                {},
-                None,
-            )  # the next one begins new books; two routers' never stand in one document
+            # The next one begins new books; two routers' never stand in one document.
+            self.last_books, self.last_books_at = {}, None
             for waiter in self._waiters.values():
                 waiter.cancel()
             self._feed(ev.RouterExited(whose, child.exit()))
