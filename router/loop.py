@@ -199,10 +199,12 @@ class Router:
         return send(self._clients, frames, lambda: self._door.is_open(client))
 
     def _flush(self) -> None:
-        self._core.undelivered(self._outbox.flush(self._send, time.monotonic()))
-        if self._outbox:
-            self._loop.call_later(_OUTBOX_S, self._flush)
-        self._ask_turn()
+        try:
+            self._core.undelivered(self._outbox.flush(self._send, time.monotonic()))
+        finally:  # whatever happened, those who still wait are offered theirs again
+            if self._outbox:
+                self._loop.call_later(_OUTBOX_S, self._flush)
+            self._ask_turn()
 
     def _ask_turn(self) -> None:
         if not self._turn_asked:
