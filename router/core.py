@@ -80,8 +80,8 @@ class Core:
                 self.ledger.commands.append(Reply(reply, {}))
             connection.garbage = 0
         except WireError as e:
-            if e.code is not ErrorCode.BAD_REQUEST:
-                connection.garbage = 0
+            if e.code is not ErrorCode.BAD_REQUEST or (e.field == "v" and e.request_id is not None):
+                connection.garbage = 0  # sense, though not to be had: a newer client's, too
             elif self._is_garbage(client, connection):
                 self.ledger.accounts.silenced += 1
                 return
@@ -259,6 +259,10 @@ class Core:
     def clear_poison(self, prefix: str) -> int:
         """Let contents pass again whose hash begins so, all with ""; returns how many."""
         return self.ledger.poison.clear(prefix)
+
+    def held_bytes(self) -> int:
+        """Return the bytes of bodies that wait or are at workers."""
+        return self.ledger.backlog.size_bytes + sum(w.size_bytes for w in self.workers.fleet.by_slot.values())
 
     def undelivered(self, count: int = 1) -> None:
         """Replies could not be brought to their clients."""

@@ -39,7 +39,7 @@ class Outbox:
         self._max_age_s = max_age_s
         self._queues: dict[bytes, deque[tuple[float, Frames]]] = {}
         self._sizes: dict[bytes, int] = {}
-        self._size = 0
+        self.size_bytes = 0
 
     def __bool__(self) -> bool:
         return bool(self._queues)
@@ -54,16 +54,16 @@ class Outbox:
         """Keep a reply, the client's routing id first; False when the bounds do not allow it."""
         client, size = frames[0], _size(frames)
         held = self._sizes.get(client, 0)
-        if held and (held + size > self._max_client_bytes or self._size + size > self._max_bytes):
+        if held and (held + size > self._max_client_bytes or self.size_bytes + size > self._max_bytes):
             return False
         self._queues.setdefault(client, deque()).append((now, frames))
         self._sizes[client] = held + size
-        self._size += size
+        self.size_bytes += size
         return True
 
     def drop(self, client: bytes) -> int:
         """Forget what is kept for a client that is gone; return how many replies that were."""
-        self._size -= self._sizes.pop(client, 0)
+        self.size_bytes -= self._sizes.pop(client, 0)
         return len(self._queues.pop(client, ()))
 
     def flush(self, send: Callable[[Frames], Sent], now: float) -> int:
@@ -81,7 +81,7 @@ class Outbox:
                 given_up += sent is not Sent.OK
                 queue.popleft()
                 self._sizes[client] -= _size(frames)
-                self._size -= _size(frames)
+                self.size_bytes -= _size(frames)
             else:
                 if client in self._queues:
                     del self._queues[client], self._sizes[client]

@@ -167,8 +167,9 @@ class Link:
         except zmq.Again:
             return None
 
-    def close(self) -> None:
+    def close(self, linger_ms: int = LINGER_MS) -> None:
         """Close both sockets."""
-        self.socket.disable_monitor()
-        self.monitor.close(0)
-        self.socket.close()
+        if not self.socket.closed:
+            self.socket.disable_monitor()
+            self.monitor.close(0)
+            self.socket.close(linger_ms)

@@ -110,6 +110,10 @@ class Connection:
             raise Cancelled("the client was closed")
         self.flush()
 
+    def drop(self) -> None:
+        """Close the socket without a word to anybody; only when no thread can be using it any more."""
+        self._link.close(0)
+
     def _close(self) -> None:
         if not self._link.socket.closed:
             self.calls.abandon_all()

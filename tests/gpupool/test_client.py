@@ -400,6 +400,35 @@ def test_whoever_hangs_up_at_once_is_tried_again_ever_more_rarely() -> None:
     assert 1 <= count < 50
 
 
+FORGOTTEN = """
+import asyncio, gc
+from gpupool.client import AsyncClient, Client, GpuPoolError
+
+def blocking():
+    try:
+        Client({endpoint!r}, timeout=0.2).infer(1)
+    except GpuPoolError as e:
+        print(e.code)
+
+async def awaiting():
+    try:
+        await AsyncClient({endpoint!r}, timeout=0.2).infer(1)
+    except GpuPoolError as e:
+        print(e.code)
+
+{run}
+gc.collect()
+print("collected")
+"""
+
+
+@pytest.mark.parametrize("run", ["blocking()", "asyncio.run(awaiting())"])
+def test_client_that_is_forgotten_with_a_request_unsent_does_not_hold_up_its_collection(run: str) -> None:
+    code = FORGOTTEN.format(endpoint="tcp://127.0.0.1:1", run=run)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.split() == ["deadline_exceeded", "collected"]
+
+
 def test_interpreter_that_never_closes_its_client_still_ends(router: FakeRouter) -> None:
     code = "import sys; from gpupool.client import Client; c = Client(sys.argv[1]); print(c.infer(3).result)"
     out = subprocess.run([sys.executable, "-c", code, router.endpoint], capture_output=True, text=True, timeout=30, check=True)
