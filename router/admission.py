@@ -1,14 +1,19 @@
 """What may wait: the bounds of the backlog in requests and bytes, and who holds most of it.
 
-A tenant's weight is the larger of its shares of the two bounds. Weights add up to two at the most, so a newcomer that would itself weigh
-two parts in as many as there are tenants need not look for a heavier one; and after a search has found none, the next waits until as many
+A tenant's weight is the larger of its shares of the two bounds. Weights add up to two at the most, so a newcomer that itself weighs
+its part of that need not look for a heavier one; and after a search has found none, the next waits until as many
 newcomers have come as there are tenants: however many connections flood together, a refusal costs the same.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from .backlog import Backlog
 from .tenants import Tenant
+
+#: Whoever is displaced has waited, and is refused late: not for small differences, as between many clients that flood alike.
+HEAVIER: Final = 2.0
 
 
 class Bounds:
@@ -61,8 +66,8 @@ class Bounds:
         return len(backlog) + suspects > self.max_pending or (backlog.size_bytes > self.max_pending_bytes and len(backlog) > 1)
 
     def heavier_than(self, tenant: Tenant, size: int) -> Tenant | None:
-        """Return a tenant that holds more than this one would with a newcomer of this size; None when none is known."""
-        weight = self._weight(tenant, 1, size)
+        """Return a tenant that holds HEAVIER times what this one would with a newcomer of this size; None when none is known."""
+        weight = HEAVIER * self._weight(tenant, 1, size)
         tenants = self._backlog.tenant_count
         if not tenants:
             return None
