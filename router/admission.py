@@ -12,6 +12,9 @@ from typing import Final
 from .backlog import Backlog
 from .tenants import Tenant
 
+#: A client that is not alone may hold so many times what is free: dynamic thresholds (Choudhury and Hahne, 1998). With n clients that
+#: flood, each gets SHARE_OF_FREE parts in n * SHARE_OF_FREE + 1, and one part stays free.
+SHARE_OF_FREE: Final = 8
 #: Whoever is displaced has waited, and is refused late: not for small differences, as between many clients that flood alike.
 HEAVIER: Final = 2.0
 
@@ -47,18 +50,32 @@ class Bounds:
         self._client_limit = max(1, int(self._limit * self.client_share))
         self._client_bytes_limit = max(1, int(self._bytes_limit * self.client_share))
 
-    def full_for(self, tenant: Tenant, size: int, suspects: int) -> str | None:
-        """Say which bound a newcomer of this size would break. An empty backlog takes any message that is allowed at all."""
+    def full_for(self, size: int, suspects: int) -> str | None:
+        """Say which bound of all a newcomer of this size would break. An empty backlog takes any message that is allowed at all."""
         backlog = self._backlog
         if len(backlog) + suspects >= self._limit:
             return f"{self._limit} requests are waiting, which is the limit"
         if backlog.size_bytes + size > self._bytes_limit and backlog:
             return f"{backlog.size_bytes} bytes are waiting, the limit is {self._bytes_limit}"
-        return self.full_alone(tenant, size)
+        return None
 
-    def full_alone(self, tenant: Tenant, size: int) -> str | None:
-        """Say which bound of its client a newcomer of this size would break, whatever the others have."""
-        return tenant.full_for(size, self._client_limit, self._client_bytes_limit)
+    def full_of(self, tenant: Tenant, size: int, suspects: int) -> str | None:
+        """Say which bound of its client a newcomer would break: its own, or, where others wait too, a share of what is free.
+
+        So somebody new always finds a place, and whoever floods is told at once.
+        """
+        if not tenant.pending:
+            return tenant.full_for(size, self._client_limit, self._client_bytes_limit)
+        if own := tenant.full_for(size, self._client_limit, self._client_bytes_limit):
+            return own
+        backlog = self._backlog
+        if backlog.tenant_count > 1:
+            # At least a place for this one: where there is none, others may have to make it.
+            if tenant.pending >= SHARE_OF_FREE * max(1, self._limit - len(backlog) - suspects):
+                return f"{tenant.pending} requests of this client are waiting, and the rest of the queue is for others"
+            if tenant.size_bytes + size > SHARE_OF_FREE * max(size, self._bytes_limit - backlog.size_bytes):
+                return f"{tenant.size_bytes} bytes of this client are waiting, and the rest of the queue is for others"
+        return None
 
     def overrun(self, suspects: int) -> bool:
         """Whether more waits than the full bounds allow."""

@@ -75,18 +75,19 @@ class Ledger:
 
     def full_for(self, request: Request) -> str | None:
         """Say which bound a newcomer would break."""
-        return self.bounds.full_for(request.tenant, request.size, len(self.suspects))
+        suspects = len(self.suspects)
+        return self.bounds.full_for(request.size, suspects) or self.bounds.full_of(request.tenant, request.size, suspects)
 
     def make_room(self, request: Request, now: float) -> str | None:
         """Say which bound a newcomer would break when nobody has to give way to it.
 
-        As long as one tenant holds more of the queue than the newcomer's would, that one's last request is refused in its place: who
-        floods starves nobody but itself (dropping from the longest queue, as in McKenney's fairness queueing, 1990).
+        In a full queue the tenant that holds most gives up its last place, if that is much more than the newcomer's holds: who floods
+        starves nobody but itself (dropping from the longest queue, as in McKenney's fairness queueing, 1990).
         """
         bounds, tenant = self.bounds, request.tenant
-        while full := bounds.full_for(tenant, request.size, len(self.suspects)):
-            if own := bounds.full_alone(tenant, request.size):
-                return own
+        if own := bounds.full_of(tenant, request.size, len(self.suspects)):
+            return own
+        while full := bounds.full_for(request.size, len(self.suspects)):
             heaviest = bounds.heavier_than(tenant, request.size)
             if heaviest is None or not bounds.can_give(heaviest, tenant, request.size):
                 return full
