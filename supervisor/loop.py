@@ -26,6 +26,7 @@ from .children import Children
 from .control import ControlServer
 from .instance import is_missing
 from .kept import Kept, KeptSlot
+from .leak_watch import LeakWatch, memory_held
 from .listeners import BindError
 from .metrics import page
 from .notify import Notifier
@@ -33,7 +34,7 @@ from .pool import Pool, PoolState, open_gate
 from .probes import ProbeServer
 from .process import Child, thread_environment
 from .slot import Purpose
-from .specs import allocator_environment, clients_from, policy_from, router_spec_from, worker_spec_from
+from .specs import allocator_environment, clients_from, leak_policy_from, policy_from, router_spec_from, worker_spec_from
 from .state_file import load, save, state_path
 from .status import About, document, summary
 from .verbs import Verbs
@@ -82,6 +83,7 @@ class Supervisor:
         has_gpus = any(d.kind == "gpu" for d in devices)
         self.cards = self._watch_cards() if has_gpus else None
         self.pool = Pool(len(devices), policy_from(config), random.Random(), self.cards.gate if self.cards else open_gate)
+        self._leaks = LeakWatch(leak_policy_from(config))
         self._reopening: asyncio.Task[None] | None = None
         self._gone_since: float | None = None
         self._verbs = Verbs(self)
@@ -189,10 +191,20 @@ class Supervisor:
         self.children.look(now)
         if self.cards:
             self.cards.tick(late_s)
-        self.feed(ev.Tick(self.records(), late_s, self._board.get(Word.ROUTER_BEAT_NS) / 1e9))
+        records = self.records()
+        self.feed(ev.Tick(records, late_s, self._board.get(Word.ROUTER_BEAT_NS) / 1e9))
+        if self._leaks.is_due(now):
+            self._look_for_leaks(records, now)
         self._look_for_sockets(now)
         # Last, so that only a tick that went all the way counts as a sign of life.
         self.notifier.tick(now, loading=not self._announced and self.pool.state == PoolState.STARTING)
+
+    def _look_for_leaks(self, records: Sequence[SlotRecord], now: float) -> None:
+        for slot, record in zip(self.pool.slots, records, strict=True):
+            if slot.works and record.incarnation == slot.incarnation:
+                held = memory_held(record, self.children.reports.get(slot.number, {}))
+                for event in self._leaks.observe(slot.number, slot.incarnation, held, record.samples, now):
+                    self.feed(event)
 
     def _look_for_sockets(self, now: float) -> None:
         """Make anew what somebody removed from the runtime directory: without it nobody could join, or steer."""
@@ -324,8 +336,9 @@ class Supervisor:
         router = self.children.router
         drops = dict(self.log.sink.dropped)
         now = time.monotonic()
+        leaks = {s.number: self._leaks.view(s.number, s.incarnation) for s in self.pool.slots if s.alive}
         status = document(
-            self.pool, about, books, router.pid if router else None, self.records(), views, self.children.reports, now
+            self.pool, about, books, router.pid if router else None, self.records(), views, self.children.reports, leaks, now
         )
         taken = self.children.last_books_at
         status["router"]["books_age_s"] = None if taken is None else round(now - taken, 3)
@@ -336,6 +349,8 @@ class Supervisor:
         self.config, self.generation, self.last_reload_error = config, self.generation + 1, None
         self.log.set_level(LEVELS[config.logs.level])
         self._board.set(Word.LOG_LEVEL, self.log.level)
+        for event in self._leaks.set_policy(leak_policy_from(config)):
+            self.feed(event)
         self.feed(ev.PolicyChanged(policy_from(config)))
         r = config.router
         batching = [asdict(m.batching) for m in config.specs]

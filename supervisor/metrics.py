@@ -82,6 +82,11 @@ def _families(
     yield "gpupool_heartbeat_age_seconds", "gauge", "Age of a worker's last beat", by_worker("heartbeat_age_ms", 1e-3)
     rss: list[Sample] = [({"worker": w["worker"], "kind": "rss"}, w["memory"].get("rss_bytes")) for w in workers]
     yield "gpupool_process_memory_bytes", "gauge", "Memory of worker processes", rss
+    leaks = [(w["worker"], kind, leak) for w in workers for kind, leak in w["leak"].items()]
+    slopes: list[Sample] = [({"worker": n, "kind": kind}, leak["slope_bytes_per_hour"]) for n, kind, leak in leaks]
+    yield "gpupool_memory_slope_bytes_per_hour", "gauge", "Rise of a worker's memory in an hour of work", slopes
+    suspected: list[Sample] = [({"worker": n, "kind": kind}, int(leak["suspected"])) for n, kind, leak in leaks]
+    yield "gpupool_memory_leak_suspected", "gauge", "Whether that rise is taken for a leak", suspected
     yield "gpupool_device_memory_used_bytes", "gauge", "Memory in use on a card", by_device("memory_used_bytes")
     yield "gpupool_device_memory_total_bytes", "gauge", "Memory of a card", by_device("memory_total_bytes")
     yield "gpupool_device_utilization_ratio", "gauge", "Utilisation of a card, 0 to 1", by_device("utilization")

@@ -20,6 +20,7 @@ LIVE: Final = (
     "router.curve.clients",
     "supervision.heartbeat_timeout_s", "supervision.stop_timeout_s", "supervision.restart_delays_s", "supervision.stable_after_s",
     "supervision.max_restarts", "supervision.restart_period_s", "supervision.load_timeout_s",
+    "supervision.leak_", "supervision.recycle_",
     "batching.", "degrade", "logs.level",
 )  # fmt: skip
 

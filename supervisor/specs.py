@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gpupool.spec import ClientSpec, CurveSpec, LogSpec, MemorySpec, RouterSpec, WorkerSpec
 
 from .capacity import DegradeRule
+from .leak import LeakPolicy
 from .liveness import LivenessPolicy
 from .policy import Policy
 from .restart import RestartPolicy
@@ -34,7 +35,14 @@ def policy_from(config: Config) -> Policy:
         min_ready=config.pool.min_ready,
         drain_timeout_s=config.pool.drain_timeout_s,
         stop_timeout_s=s.stop_timeout_s,
+        recycle_on_leak=s.recycle_on_leak,
+        recycle_after_batches=s.recycle_after_batches,
     )  # fmt: skip
+
+
+def leak_policy_from(config: Config) -> LeakPolicy:
+    """What is called a leak."""
+    return LeakPolicy(config.supervision.leak_alarm_bytes_per_hour, config.supervision.leak_window_s)
 
 
 def router_spec_from(config: Config, *, listeners: Listeners, epoch: int, token: str, slots: int, log: LogSpec) -> RouterSpec:

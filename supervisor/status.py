@@ -38,11 +38,12 @@ def document(
     records: Sequence[SlotRecord],
     cards: Sequence[Mapping[str, Any]],
     reports: Mapping[int, Mapping[str, Any]],
+    leaks: Mapping[int, Mapping[str, Any]],
     now: float,
 ) -> dict[str, Any]:
     """Build the document; `now` is monotonic.
 
-    `reports` is what workers last told of themselves, by slot. `books` is the router's last answer to `stats`, possibly empty; `cards` what is known of each slot's card (health, needs,
+    `reports` is what workers last told of themselves, `leaks` how their memory has grown (see leak_watch), both by slot. `books` is the router's last answer to `stats`, possibly empty; `cards` what is known of each slot's card (health, needs,
     memory …), empty for a CPU.
     """
     held = {int(k): v for k, v in books.get("workers", {}).items()}
@@ -64,9 +65,8 @@ def document(
             **{key: value for key, value in books.items() if key not in _ROUTER_OWN},
         },
         "workers": [
-            _worker(
-                slot, about, records[slot.number], cards[slot.number], reports.get(slot.number, {}), held.get(slot.number, 0), now
-            )
+            _worker(slot, about, records[slot.number], cards[slot.number], reports.get(slot.number, {}), held.get(slot.number, 0), now)
+            | {"leak": leaks.get(slot.number, {})}
             for slot in pool.slots
         ],
         "models": [{"name": m.name, "current": m.version, "versions": [m.version]} for m in about.models],
