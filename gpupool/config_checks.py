@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgpack
 
+from gpupool.board import MAX_SLOTS
 from gpupool.config_errors import ConfigError, shown
 from gpupool.config_forms import is_loopback, worker_count
 from gpupool.config_schema import Batching, Document, Model, Table
@@ -64,6 +65,9 @@ def _pool(document: Document) -> Iterator[Finding]:
     workers = worker_count(pool.devices)
     if workers is not None and pool.min_ready > workers:
         yield _finding("pool.min_ready", f"at most the number of devices, {workers}", pool.min_ready, "pool.devices")
+    if workers is not None and workers + pool.cpu_overflow > MAX_SLOTS:
+        expected = f"at most {MAX_SLOTS} workers in all, {MAX_SLOTS - workers} beside the {workers} of pool.devices"
+        yield _finding("pool.cpu_overflow", expected, pool.cpu_overflow, "pool.devices")
 
 
 def _router(document: Document) -> Iterator[Finding]:
@@ -179,8 +183,6 @@ def options_findings(options: dict[str, dict[str, Any]]) -> Iterator[Finding]:
 
 def _unsupported(document: Document) -> Iterator[Finding]:
     wishes: list[tuple[str, str, object]] = []
-    if document.pool.cpu_overflow:
-        wishes.append(("pool.cpu_overflow", "0", document.pool.cpu_overflow))
     if document.logs.fluentd:
         wishes.append(("logs.fluentd", '""', document.logs.fluentd))
     for key, default in (("empty_cache_above", 0.9), ("start_fraction", 0.7)):

@@ -55,6 +55,11 @@ class Bounds:
         """Say which bound of its client a newcomer of this size would break, whatever the others have."""
         return tenant.full_for(size, self._client_limit, self._client_bytes_limit)
 
+    def fullness(self, suspects: int) -> float:
+        """How much of the bounds in force is taken, of the fuller one; 1: all of it."""
+        backlog = self._backlog
+        return max((len(backlog) + suspects) / self._limit, backlog.size_bytes / self._bytes_limit)
+
     def overrun(self, suspects: int) -> bool:
         """Whether more waits than the full bounds allow."""
         backlog = self._backlog

@@ -19,6 +19,7 @@ Family = tuple[str, str, str, list[Sample]]
 _ROUTER: Final = (
     ("late_results_total", "counter", "Results of requests that had been answered otherwise, or of nobody's"),
     ("displaced_total", "counter", "Waiting requests refused to make room for a client with fewer"),
+    ("overflowed_total", "counter", "Requests sent to overflow workers"),
     ("unretried_total", "counter", "Requests not run again because the retry budget was used up"),
     ("silenced_total", "counter", "Malformed messages not answered, of connections that send nothing else"),
     ("connections", "gauge", "Connections of clients that are open"),
@@ -66,6 +67,8 @@ def _families(
     for key, kind, help_ in _ROUTER:
         count: list[Sample] = [({}, router.get(key, 0))]
         yield f"gpupool_{key}", kind, help_, count
+    pressure: list[Sample] = [({}, int(router.get("pressure", False)))]
+    yield "gpupool_pressure", "gauge", "Whether overflow workers get work", pressure
     yield "gpupool_poisoned_requests", "gauge", "Request contents refused as poison now", [({}, router.get("poisoned", 0))]
     yield "gpupool_router_restarts_total", "counter", "Restarts of the router", [({}, router["restarts"])]
     yield "gpupool_queue_length", "gauge", "Samples waiting in a worker", by_worker("queue_length")
