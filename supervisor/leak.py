@@ -64,7 +64,7 @@ class Trend:
         self.slope: Slope | None = None
         self.suspected = False
         self._floors: deque[int] = deque(maxlen=CELLS)
-        self._work: deque[float] = deque(maxlen=CELLS)  # samples a second
+        self._work: deque[int] = deque(maxlen=CELLS)  # samples
         self._highest = 0  # of the floors before the window
         self._warm_up = WARM_UP_CELLS
         self._first_floor: int | None = None
@@ -81,18 +81,19 @@ class Trend:
             return False
         self._last = now
         self._floor = min(self._floor, held_bytes)
-        length_s = now - self._began
-        if length_s < self.policy.cell_s:
+        ends = self._began + self.policy.cell_s
+        if now < ends:
             return False
         floor, worked = self._floor, samples - self._samples
         self._begin(held_bytes, samples, now)
-        return worked > 0 and self._add(floor, worked / length_s)
+        self._began = ends  # looks come a little late each time: cells must not get longer by it
+        return worked > 0 and self._add(floor, worked)
 
     def _begin(self, held_bytes: int, samples: int, now: float) -> None:
         self._began = self._last = now
         self._floor, self._samples = held_bytes, samples
 
-    def _add(self, floor: int, work: float) -> bool:
+    def _add(self, floor: int, work: int) -> bool:
         if self._warm_up:
             self._warm_up -= 1
             return False
