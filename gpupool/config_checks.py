@@ -15,7 +15,7 @@ import msgpack
 
 from gpupool.board import MAX_SLOTS
 from gpupool.config_errors import ConfigError, shown
-from gpupool.config_forms import is_loopback, worker_count
+from gpupool.config_forms import LEAK_LOOKS, is_loopback, worker_count
 from gpupool.config_schema import Batching, Document, Model, Table
 from gpupool.keys import is_key
 
@@ -115,6 +115,14 @@ def _supervision(document: Document) -> Iterator[Finding]:
             rules.heartbeat_timeout_s,
             "supervision.heartbeat_interval_s",
             hint="several intervals, or every late beat counts as a death",
+        )
+    if rules.leak_window_s < (shortest := LEAK_LOOKS * rules.heartbeat_interval_s):
+        yield _finding(
+            "supervision.leak_window_s",
+            f"at least {LEAK_LOOKS} times heartbeat_interval_s, {shortest:g}",
+            rules.leak_window_s,
+            "supervision.heartbeat_interval_s",
+            hint="workers tell what they hold with each heartbeat, and that often it must be known",
         )
 
 

@@ -28,6 +28,8 @@ WARM_UP_CELLS: Final = CELLS // 4
 ALIKE: Final = 0.6
 #: How far the work of the cells may go up together with time (Kendall's tau; work that comes at random: 0 with a deviation of 0.11).
 STEADY: Final = 0.3
+#: A time without a look, in cells, after which the present cell begins anew.
+_GAP: Final = 2
 #: An alarm ends when the slope has fallen below this share of the limit.
 OVER: Final = 0.5
 _HOUR_S: Final = 3600.0
@@ -76,7 +78,7 @@ class Trend:
 
     def observe(self, held_bytes: int, samples: int, now: float) -> bool:
         """Take in what is held now and how many samples have been run by now; return whether suspicion began or ended."""
-        if self._began is None or now - self._last > self.policy.cell_s:  # a gap says nothing about what happened in it
+        if self._began is None or now - self._last > _GAP * self.policy.cell_s:  # nobody knows what happened in it
             self._begin(held_bytes, samples, now)
             return False
         self._last = now

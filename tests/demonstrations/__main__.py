@@ -40,7 +40,7 @@ ALL: Final[dict[str, tuple[Show, float, float]]] = {
     "router-kill": (router_kill.show, 20.0, 4.0),
     "fast-fail": (fast_fail.show, 30.0, 5.0),
     "leak": (leak.show, 45.0, 15.0),
-    "leak-watch": (leak_watch.show, 100.0, 5.0),
+    "leak-watch": (leak_watch.show, 300.0, 5.0),
     "overflow": (overflow.show, 30.0, 12.0),
     "growth": (growth.show, 100.0, 8.0),
 }

@@ -13,7 +13,7 @@ from support import memory_series as series
 from support.memory_series import Outcome
 
 #: Histories of each kind for a second that is given, and their length.
-_PER_S: Final = 2
+_PER_S: Final = 2 / 3
 _HOURS: Final = 12.0
 _DAYS: Final = 2
 #: A kind may raise the alarm in this part of its histories: 12 hours each, of the worst of their kind.

@@ -141,6 +141,7 @@ class World:
                 self.feed(ev.WorkerSpawned(slot, incarnation, self._pid))
             case cmd.SpawnRouter(epoch):
                 self.router_alive = self.router_starts
+                self.router_held.clear()  # a new one knows nothing
                 if self.router_starts:
                     self.feed(ev.RouterUp(epoch, ["tcp://127.0.0.1:1"]))
                 else:
