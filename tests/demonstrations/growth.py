@@ -17,10 +17,13 @@ _MIB: Final = 1 << 20
 _SMALL_PER_S: Final = 500  # of the time that is given: 50,000 in 100 s
 _LARGE_PER_S: Final = 20
 _LARGE_BYTES: Final = 1_000_000
-_ROUNDS: Final = 5
+_ROUNDS: Final = 9
+_WARM_UP: Final = 2  # rounds more
 #: An hour: what waits is held until it is answered, not until somebody's timer has run.
 _LONG_MS: Final = 3_600_000
 _OPEN: Final = 100
+#: Small requests at the end of each round, so that no large one is what a process touched last.
+_LAST: Final = 200
 _EACH_S: Final = 60.0
 CONFIG: Final = "[batching]\nmax_batch = 32\n[router]\nmax_pending = 1000\n[supervision]\nrestart_delays_s = [0.0]\n"
 _KINDS: Final = ["deadline_exceeded", "model_error", "ok"]
@@ -31,7 +34,10 @@ _SUPERVISOR_MIB_PER_10000: Final = 1.0
 
 
 def show(folder: Path, seconds: float) -> Sequence[Finding]:
-    """Send a fifth of all as warm-up, then all, in five rounds, and look at the processes at rest after each."""
+    """Send two rounds as warm-up, then nine, and look at the processes at rest after each.
+
+    What a process holds at rest goes up and down by some MiB, as the allocator has it: the lowest of the first and of the last looks are compared.
+    """
     small, large = int(_SMALL_PER_S * seconds / _ROUNDS), int(_LARGE_PER_S * seconds / _ROUNDS)
     with RunningPool(folder, "paced_model:Paced", options="fixed_s = 0.002", config=CONFIG) as pool:
         pool.start()
@@ -39,14 +45,19 @@ def show(folder: Path, seconds: float) -> Sequence[Finding]:
         looks = []
         began = time.monotonic()
         with pool.client() as client:
-            for _ in range(1 + _ROUNDS):
+            for _ in range(_WARM_UP + _ROUNDS):
                 codes += _send(client, _requests(small, large))
+                codes += _send(client, (({"n": n}, _LONG_MS) for n in range(_LAST)))
                 looks.append(_at_rest(pool))
         took_s = time.monotonic() - began
         alive = {worker["incarnation"] for worker in pool.status()["workers"]}
-    first, last = looks[0], looks[-1]
-    growth = {name: (last[name] - first[name]) / _MIB for name in first}
-    sent = (1 + _ROUNDS) * (small + large)
+    looks = looks[_WARM_UP - 1 :]
+    first = looks[0]
+    half = len(looks) // 2
+    growth = {
+        name: (min(look[name] for look in looks[half:]) - min(look[name] for look in looks[:half])) / _MIB for name in first
+    }
+    sent = (_WARM_UP + _ROUNDS) * (small + large + _LAST)
     counted = _ROUNDS * (small + large) / 10_000
     workers = max(mib for name, mib in growth.items() if name.startswith("worker"))
     return [
