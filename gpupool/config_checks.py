@@ -13,8 +13,9 @@ from typing import Any, Final
 
 import msgpack
 
+from gpupool.board import MAX_SLOTS
 from gpupool.config_errors import ConfigError, shown
-from gpupool.config_forms import is_loopback, worker_count
+from gpupool.config_forms import LEAK_LOOKS, is_loopback, worker_count
 from gpupool.config_schema import Batching, Document, Model, Table
 from gpupool.keys import is_key
 
@@ -64,6 +65,9 @@ def _pool(document: Document) -> Iterator[Finding]:
     workers = worker_count(pool.devices)
     if workers is not None and pool.min_ready > workers:
         yield _finding("pool.min_ready", f"at most the number of devices, {workers}", pool.min_ready, "pool.devices")
+    if workers is not None and workers + pool.cpu_overflow > MAX_SLOTS:
+        expected = f"at most {MAX_SLOTS} workers in all, {MAX_SLOTS - workers} beside the {workers} of pool.devices"
+        yield _finding("pool.cpu_overflow", expected, pool.cpu_overflow, "pool.devices")
 
 
 def _router(document: Document) -> Iterator[Finding]:
@@ -111,6 +115,14 @@ def _supervision(document: Document) -> Iterator[Finding]:
             rules.heartbeat_timeout_s,
             "supervision.heartbeat_interval_s",
             hint="several intervals, or every late beat counts as a death",
+        )
+    if rules.leak_window_s < (shortest := LEAK_LOOKS * rules.heartbeat_interval_s):
+        yield _finding(
+            "supervision.leak_window_s",
+            f"at least {LEAK_LOOKS} times heartbeat_interval_s, {shortest:g}",
+            rules.leak_window_s,
+            "supervision.heartbeat_interval_s",
+            hint="workers tell what they hold with each heartbeat, and that often it must be known",
         )
 
 
@@ -179,8 +191,6 @@ def options_findings(options: dict[str, dict[str, Any]]) -> Iterator[Finding]:
 
 def _unsupported(document: Document) -> Iterator[Finding]:
     wishes: list[tuple[str, str, object]] = []
-    if document.pool.cpu_overflow:
-        wishes.append(("pool.cpu_overflow", "0", document.pool.cpu_overflow))
     if document.logs.fluentd:
         wishes.append(("logs.fluentd", '""', document.logs.fluentd))
     for key, default in (("empty_cache_above", 0.9), ("start_fraction", 0.7)):

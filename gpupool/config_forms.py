@@ -12,6 +12,8 @@ from gpupool.config_errors import malformed
 Devices = str | tuple[int | str, ...]
 
 MAX_CPU_WORKERS: Final = 256
+#: Readings of a worker's memory in the window of the leak watch, at the least: one for each of its cells.
+LEAK_LOOKS: Final = 36
 _CPU: Final = re.compile(r"cpu:([0-9]{1,4})")
 #: CUDA takes a UUID from its first digits on; below eight they say nothing to people. `MIG-GPU-…/1/0` is how older drivers name a slice.
 _GPU: Final = re.compile(r"(GPU|MIG|MIG-GPU)-[0-9a-f]{8}[0-9a-f-]{0,28}(/[0-9]{1,2}/[0-9]{1,2})?")

@@ -103,6 +103,10 @@ class Supervision(Table):
     stable_after_s: Seconds = 300.0
     max_restarts: Annotated[int, Field(ge=0, le=100_000)] = 5
     restart_period_s: Seconds = 600.0
+    leak_alarm_bytes_per_hour: Annotated[int, Field(ge=0, le=1 << 40)] = 67108864
+    leak_window_s: Annotated[float, Field(ge=1, le=7 * _DAY_S)] = 3600.0
+    recycle_on_leak: bool = False
+    recycle_after_batches: Annotated[int, Field(ge=0, le=10**15)] = 0
 
 
 class Batching(Table):

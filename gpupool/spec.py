@@ -78,6 +78,7 @@ class RouterSpec:
     workers_endpoint: str
     slots: int
     models: tuple[ModelSpec, ...]
+    overflow: int = 0  # of the slots, the last ones: get work under pressure only
     policy: str = "shortest_wait"
     max_pending: int = 1000
     max_pending_bytes: int = 256 << 20

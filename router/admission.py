@@ -77,6 +77,11 @@ class Bounds:
                 return f"{tenant.size_bytes} bytes of this client are waiting, and the rest of the queue is for others"
         return None
 
+    def fullness(self, suspects: int) -> float:
+        """How much of the bounds in force is taken, of the fuller one; 1: all of it."""
+        backlog = self._backlog
+        return max((len(backlog) + suspects) / self._limit, backlog.size_bytes / self._bytes_limit)
+
     def overrun(self, suspects: int) -> bool:
         """Whether more waits than the full bounds allow."""
         backlog = self._backlog

@@ -8,6 +8,7 @@ tenant's own flood makes its requests wait counts for nothing against others: a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from heapq import merge
 from typing import Final
 
 from gpupool.wire import MAX_PRIORITY
@@ -91,6 +92,12 @@ class Backlog:
     def last_of(self, tenant: Tenant) -> Request:
         """Return the request of a tenant whose turn would come last; KeyError when it has none."""
         return self._flows[tenant].last()
+
+    def least_important(self) -> Iterator[Request]:
+        """All requests, those of the lowest priority first, of that the longest waiting; to be used up before anything changes."""
+        for priority in range(MAX_PRIORITY + 1):
+            queues = [flow.waiting(priority) for flow in self._flows.values() if priority in flow.rows_of]
+            yield from merge(*queues, key=lambda request: request.arrived)
 
     def waited_s(self, tenant: Tenant, priority: int, now: float) -> float:
         """Return how long the next request of a tenant and priority has waited; 0 when there is none."""

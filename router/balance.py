@@ -102,7 +102,7 @@ def apply_readings(fleet: Fleet, readings: Sequence[Reading], now: float) -> Non
             worker.reported = reading.rows
         if CLOSE * worker.batch_s < reading.running_s <= MAX_SERVICE_S and worker.batch_s:
             worker.overdue_s = reading.running_s - worker.batch_s
-        if 0.0 < reading.service_s <= MAX_SERVICE_S:
+        if 0.0 < reading.service_s <= MAX_SERVICE_S and not worker.overflow:
             known[worker.slot] = reading.service_s
     if known:
         cheapest = min(known.values())

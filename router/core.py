@@ -135,6 +135,7 @@ class Core:
         """Refuse a request whose deadline cannot be met."""
         wait_s = self.workers.wait_s(request.tenant, request.priority)
         if wait_s > CLEARLY * (request.deadline - now):
+            self.workers.overflow.refused_for_time()
             raise self._overloaded(f"the deadline cannot be met: about {wait_s:.1f} s of work are waiting", request)
 
     def _end_standing_queue(self, request: Request) -> None:
@@ -144,6 +145,7 @@ class Core:
         that waits is dropped, since each was promised an answer.
         """
         if self.workers.fleet.usable:  # with nobody to work, waiting says nothing about the load
+            self.workers.overflow.refused_for_time()
             text = f"requests of this client have waited {self.target_delay_s:g} s; send a timeout to wait longer"
             raise self._overloaded(text, request)
 
@@ -249,6 +251,7 @@ class Core:
             client_share=values.get("max_client_share"),
         )  # fmt: skip
         self.target_delay_s = values.get("target_delay_ms", 1e3 * self.target_delay_s) / 1e3
+        self.workers.overflow.target_delay_s = self.target_delay_s
         if (clients := values.get("clients")) is not None:
             self.connections.bound(client_specs(clients))
         if timeout_ms := values.get("default_timeout_ms"):
@@ -278,6 +281,7 @@ class Core:
             "replied_by_model": {model: dict(codes) for model, codes in accounts.by_model.items()}, "undeliverable_total": accounts.undeliverable,
             "late_results_total": accounts.late_results, "redispatched_total": dict(accounts.redispatched),
             "silenced_total": accounts.silenced, "displaced_total": accounts.displaced, "unretried_total": accounts.unretried,
+            "overflowed_total": self.workers.overflow.sent, "pressure": self.workers.overflow.on(now),
             "poisoned": len(ledger.poison), "poison": ledger.poison.shown(self._intake.names, now),
             "workers": {w.slot: w.rows for w in self.workers.fleet.by_slot.values()},
         }  # fmt: skip

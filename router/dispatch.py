@@ -17,6 +17,7 @@ from .balance import Balance, Policy, Reading, apply_readings
 from .commands import Event, SendTickets, SendWork, Tell
 from .forecast import Forecast
 from .ledger import Death, Ledger
+from .overflow import Overflow
 from .replies import RETRYABLE
 from .requests import Request, State
 from .tenants import Tenant
@@ -49,6 +50,7 @@ class Dispatch:
         self._ready, self._coming = 0, int(self.joined_ever)
         self._no_room = False  # the last round left requests waiting, and nothing has changed since
         self.forecast = Forecast()
+        self.overflow = Overflow(spec, ledger, self.fleet, self.forecast)
 
     # Events of workers
 
@@ -76,7 +78,7 @@ class Dispatch:
         else:
             if there is not None:  # the supervisor lets a slot's next process start only when the last one is dead
                 self.lost(there.slot, there.incarnation, None, now, blame=False, reason="replaced")
-            newcomer = Worker(peer, hello)
+            newcomer = Worker(peer, hello, overflow=hello.slot >= self._spec.slots - self._spec.overflow)
             newcomer.answered_at = now
             fleet.add(newcomer)
             self._event("info", "worker_joined", worker=hello.slot, incarnation=hello.incarnation)
@@ -259,8 +261,11 @@ class Dispatch:
         return self.balance.choose(w for w in workers if w.proven and w.can_take(w.batch_limit // 2))
 
     def settle(self, now: float) -> None:
-        """Answer what nobody will ever run, and report held workers that have finished."""
+        """Let overflow workers have what is theirs, answer what nobody will ever run, and report held workers that have finished."""
         ledger, fleet = self._ledger, self.fleet
+        for spare, request in self.overflow.take(now):
+            self._send(request, spare, now)
+            ledger.commands.append(SendWork(spare.peer, [request]))
         if ledger.pending and self.hopeless:
             text = "no worker is ready, and none is coming"
             ledger.abandon_pending(ErrorCode.NO_WORKERS, now, text, NO_WORKERS_RETRY_MS)

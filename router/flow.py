@@ -68,6 +68,10 @@ class Flow:
         self.head = min(heads, key=lambda r: (self.key(r), -r.priority)) if len(heads) > 1 else heads[0] if heads else None
         return True
 
+    def waiting(self, priority: int) -> Iterator[Request]:
+        """Those of a priority, the longest waiting first; to be used up before anything changes."""
+        return iter(self._queues.get(priority, {}).values())
+
     def first_of(self, priority: int) -> Request | None:
         """Return what has waited longest of a priority."""
         queue = self._queues.get(priority)

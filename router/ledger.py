@@ -62,7 +62,7 @@ class Ledger:
         self._retries = RetryBudget(spec.slots * max(m.batching.max_batch for m in spec.models))
         self.deadlines = Deadlines()
         self.poison = Poison()
-        self.replies = Replies(spec.models)
+        self.replies = Replies(spec.models, spec.slots - spec.overflow)
 
     def all_open(self) -> list[Request]:
         """Return all requests that are owed an answer."""

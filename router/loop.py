@@ -297,6 +297,8 @@ class Router:
                 workers.expect(m["ready"], m["coming"], m.get("admission", 1.0))
             case "avoid":
                 workers.avoid(m["slot"], on=m["on"])
+            case "pressure":
+                workers.overflow.memory = m["memory"]
             case "settings":
                 core.settings(m)
                 if "log_level" in m:
@@ -354,6 +356,8 @@ class Router:
         self._board.set(Word.ROUTER_BEAT_NS, time.monotonic_ns())
         self._beats += 1
         self._hoards.look()
+        if self._core.workers.overflow.configured:
+            self._ask_turn()  # pressure is a matter of time, too
         if self._beats % _BEATS_PER_LEVEL == 0:
             level = self._board.get(Word.LOG_LEVEL)
             if level != self._log.level and level in LEVELS.values():

@@ -24,9 +24,10 @@ _NOTHING: Final = Result(0, "")
 
 
 class Replies:
-    """Makes replies. One packer is kept, since making one costs as much as packing a reply."""
+    """Makes replies; workers from slot `overflow_from` on are marked. One packer is kept: making one costs as much as packing a reply."""
 
-    def __init__(self, models: Sequence[ModelSpec]) -> None:
+    def __init__(self, models: Sequence[ModelSpec], overflow_from: int) -> None:
+        self._overflow_from = overflow_from
         self._names = [(m.name, m.version) for m in models]
         self._pack = msgpack.Packer().pack
 
@@ -62,6 +63,8 @@ class Replies:
         slot = request.slot if request.slot >= 0 else None
         if slot is not None:
             header["worker"] = slot
+            if slot >= self._overflow_from:
+                header["overflow"] = True
         record = {
             "request_id": _text(request.id), "client": client_name(request.client), "ticket": request.ticket, "model": name,
             "worker": slot, "code": code, "attempts": request.attempts, "batch_size": r.batch_size,

@@ -19,12 +19,13 @@ class Worker:
     """One registered incarnation. `rows` is the router's own count of samples sent and not answered."""
 
     __slots__ = (
-        "answered_at", "batch_limit", "batch_s", "failures", "idle_told", "incarnation", "leaving", "outstanding", "overdue_s", "peer", "proven",
+        "answered_at", "batch_limit", "batch_s", "failures", "idle_told", "incarnation", "leaving", "outstanding", "overdue_s", "overflow", "peer", "proven",
         "reported", "room", "room_bytes", "rows", "service_s", "sick", "size_bytes", "slot", "turn",
     )  # fmt: skip
 
-    def __init__(self, peer: bytes, hello: Hello) -> None:
+    def __init__(self, peer: bytes, hello: Hello, *, overflow: bool = False) -> None:
         self.peer = peer
+        self.overflow = overflow  # gets work under pressure only, see `overflow`
         self.slot = hello.slot
         self.incarnation = hello.incarnation
         self.batch_limit = max(1, hello.batch_limit)
@@ -85,6 +86,7 @@ class Fleet:
         self.avoided: set[int] = set()  # slots whose worker is late
         self._lost: dict[int, int] = {}  # newest incarnation known to be dead, by slot
         self._usable: list[Worker] | None = None
+        self._overflow: list[Worker] | None = None
 
     def is_lost(self, slot: int, incarnation: int) -> bool:
         """Whether this incarnation, or a newer one of its slot, is known to be dead."""
@@ -117,9 +119,14 @@ class Fleet:
         return worker
 
     def set_limit(self, worker: Worker, batch_limit: int) -> None:
-        """Set how much a worker may hold: what runs and about one batch more, less while it has proved nothing."""
+        """Set how much a worker may hold: what runs and about one batch more, less while it has proved nothing.
+
+        One for overflow is slow: nothing waits there for its turn.
+        """
         worker.batch_limit = batch_limit
-        if worker.proven:
+        if worker.proven and worker.overflow:
+            worker.room = batch_limit
+        elif worker.proven:
             worker.room = min(2 * batch_limit, batch_limit + self._max_queue)
         else:
             worker.room = max(1, batch_limit // SLOW_START)
@@ -131,13 +138,23 @@ class Fleet:
             self.set_limit(worker, worker.batch_limit)
 
     def changed(self) -> None:
-        """Forget what `usable` found: a worker or a hold has changed."""
-        self._usable = None
+        """Forget what `usable` and `overflow` found: a worker or a hold has changed."""
+        self._usable = self._overflow = None
 
     @property
     def registered(self) -> list[Worker]:
-        """Workers that are there and not on their way out."""
-        return [w for w in self.by_slot.values() if not w.leaving]
+        """Workers that are there and not on their way out, those for overflow left out."""
+        return [w for w in self.by_slot.values() if not w.leaving and not w.overflow]
+
+    @property
+    def overflow(self) -> list[Worker]:
+        """Workers for overflow that may get work. No need makes up for a hold or a missing beat."""
+        if self._overflow is None:
+            off = self.held | self.avoided
+            self._overflow = [
+                w for w in self.by_slot.values() if w.overflow and not w.leaving and not w.sick and w.slot not in off
+            ]
+        return self._overflow
 
     @property
     def all_held(self) -> bool:

@@ -11,7 +11,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 #: The first NVML call on a host whose driver must still load can take seconds.
@@ -37,6 +37,7 @@ class Device:
     name: str
     health: str = "ok"
     bus: str = ""  # of a GPU: its PCI address as in /sys/bus/pci/devices
+    overflow: bool = False  # extra, for overflow: it does not count as the pool's capacity
 
     @property
     def torch_name(self) -> str:
@@ -117,6 +118,11 @@ def choose(
 def cpu_devices(count: int) -> list[Device]:
     """Make CPU devices: several processes that share the machine's cores."""
     return [Device("cpu", f"cpu:{n}", platform.processor() or platform.machine()) for n in range(count)]
+
+
+def overflow_devices(count: int) -> list[Device]:
+    """Make the CPU devices that take overflow."""
+    return [replace(device, id=f"cpu-overflow:{n}", overflow=True) for n, device in enumerate(cpu_devices(count))]
 
 
 def resolve(name: int | str, gpus: Sequence[Gpu], *, some_silent: bool = False) -> Device:

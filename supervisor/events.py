@@ -204,6 +204,19 @@ class CardThrottled:
 
 
 @dataclass(frozen=True, slots=True)
+class LeakJudged:
+    """A process is suspected of a leak, or no longer. `kind`: host or device; growth since its warm-up, in so many seconds of work."""
+
+    slot: int
+    incarnation: int
+    kind: str
+    suspected: bool
+    bytes_per_hour: int
+    growth_bytes: int
+    worked_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StopAsked:
     """Drain and stop the pool; asked again: stop waiting."""
 
@@ -238,6 +251,7 @@ Event = (
     | CardReadmitted
     | WorkerCondemned
     | CardThrottled
+    | LeakJudged
     | StopAsked
     | PolicyChanged
 )

@@ -27,13 +27,14 @@ from .control import ControlServer
 from .instance import is_missing
 from .kept import Kept, KeptSlot
 from .listeners import BindError
+from .memory_watch import MemoryWatch
 from .metrics import page
 from .notify import Notifier
 from .pool import Pool, PoolState, open_gate
 from .probes import ProbeServer
 from .process import Child, thread_environment
 from .slot import Purpose
-from .specs import allocator_environment, clients_from, policy_from, router_spec_from, worker_spec_from
+from .specs import allocator_environment, clients_from, leak_policy_from, policy_from, router_spec_from, worker_spec_from
 from .state_file import load, save, state_path
 from .status import About, document, summary
 from .verbs import Verbs
@@ -81,7 +82,18 @@ class Supervisor:
         )
         has_gpus = any(d.kind == "gpu" for d in devices)
         self.cards = self._watch_cards() if has_gpus else None
-        self.pool = Pool(len(devices), policy_from(config), random.Random(), self.cards.gate if self.cards else open_gate)
+        self._overflow = sum(d.overflow for d in devices)
+        self.pool = Pool(
+            len(devices),
+            policy_from(config),
+            random.Random(),
+            self.cards.gate if self.cards else open_gate,
+            overflow=self._overflow,
+        )
+        self._memory = MemoryWatch(
+            self.pool, leak_policy_from(config), feed=self.feed, report=lambda n: self.children.reports.get(n, {}),
+            card=lambda n: self.cards.view(n) if self.cards else {}, tell_router=self.children.tell_router,
+        )  # fmt: skip
         self._reopening: asyncio.Task[None] | None = None
         self._gone_since: float | None = None
         self._verbs = Verbs(self)
@@ -189,7 +201,9 @@ class Supervisor:
         self.children.look(now)
         if self.cards:
             self.cards.tick(late_s)
-        self.feed(ev.Tick(self.records(), late_s, self._board.get(Word.ROUTER_BEAT_NS) / 1e9))
+        records = self.records()
+        self.feed(ev.Tick(records, late_s, self._board.get(Word.ROUTER_BEAT_NS) / 1e9))
+        self._memory.tick(records, now)
         self._look_for_sockets(now)
         # Last, so that only a tick that went all the way counts as a sign of life.
         self.notifier.tick(now, loading=not self._announced and self.pool.state == PoolState.STARTING)
@@ -251,7 +265,7 @@ class Supervisor:
 
     def _spawn_router(self, epoch: int, reason: str) -> None:
         spec = router_spec_from(
-            self.config, listeners=self._listeners, epoch=epoch, token=self._token, slots=len(self.devices), log=self.log_spec(),
+            self.config, listeners=self._listeners, epoch=epoch, token=self._token, slots=len(self.devices), overflow=self._overflow, log=self.log_spec(),
         )  # fmt: skip
         self.children.spawn_router(spec, reason)
 
@@ -325,7 +339,15 @@ class Supervisor:
         drops = dict(self.log.sink.dropped)
         now = time.monotonic()
         status = document(
-            self.pool, about, books, router.pid if router else None, self.records(), views, self.children.reports, now
+            self.pool,
+            about,
+            books,
+            router.pid if router else None,
+            self.records(),
+            views,
+            self.children.reports,
+            self._memory.leaks(),
+            now,
         )
         taken = self.children.last_books_at
         status["router"]["books_age_s"] = None if taken is None else round(now - taken, 3)
@@ -336,6 +358,7 @@ class Supervisor:
         self.config, self.generation, self.last_reload_error = config, self.generation + 1, None
         self.log.set_level(LEVELS[config.logs.level])
         self._board.set(Word.LOG_LEVEL, self.log.level)
+        self._memory.set_policy(leak_policy_from(config))
         self.feed(ev.PolicyChanged(policy_from(config)))
         r = config.router
         batching = [asdict(m.batching) for m in config.specs]

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from gpupool.board import MAX_SLOTS
 from gpupool.config import log_spec
 from gpupool.exits import Exit
 from gpupool.logs import Log, configure
 from gpupool.paths import RuntimeDir, find_runtime_dir
 
-from .devices import DeviceError, DeviceTrouble, choose
+from .devices import DeviceError, DeviceTrouble, choose, overflow_devices
 from .instance import AlreadyRunning, Instance, LeftoverProcesses
 from .listeners import BindError, Listeners
 from .loop import Supervisor
@@ -85,6 +86,9 @@ def _run(config: Config, log: Log) -> int:
         devices = choose(
             config.pool.devices, os.environ, warn=lambda reason: log.event.warning("devices_passed_over", reason=reason)
         )
+        devices += overflow_devices(config.pool.cpu_overflow)
+        if len(devices) > MAX_SLOTS:
+            raise DeviceError(f"pool.cpu_overflow: {len(devices)} workers in all, at most {MAX_SLOTS} are possible")
         listeners = stack.enter_context(closing(Listeners(config.router.bind, runtime.workers)))
 
         async def main() -> int:

@@ -19,6 +19,7 @@ Family = tuple[str, str, str, list[Sample]]
 _ROUTER: Final = (
     ("late_results_total", "counter", "Results of requests that had been answered otherwise, or of nobody's"),
     ("displaced_total", "counter", "Waiting requests refused to make room for a client with fewer"),
+    ("overflowed_total", "counter", "Requests sent to overflow workers"),
     ("unretried_total", "counter", "Requests not run again because the retry budget was used up"),
     ("silenced_total", "counter", "Malformed messages not answered, of connections that send nothing else"),
     ("connections", "gauge", "Connections of clients that are open"),
@@ -66,6 +67,8 @@ def _families(
     for key, kind, help_ in _ROUTER:
         count: list[Sample] = [({}, router.get(key, 0))]
         yield f"gpupool_{key}", kind, help_, count
+    pressure: list[Sample] = [({}, int(router.get("pressure", False)))]
+    yield "gpupool_pressure", "gauge", "Whether overflow workers get work", pressure
     yield "gpupool_poisoned_requests", "gauge", "Request contents refused as poison now", [({}, router.get("poisoned", 0))]
     yield "gpupool_router_restarts_total", "counter", "Restarts of the router", [({}, router["restarts"])]
     yield "gpupool_queue_length", "gauge", "Samples waiting in a worker", by_worker("queue_length")
@@ -82,6 +85,11 @@ def _families(
     yield "gpupool_heartbeat_age_seconds", "gauge", "Age of a worker's last beat", by_worker("heartbeat_age_ms", 1e-3)
     rss: list[Sample] = [({"worker": w["worker"], "kind": "rss"}, w["memory"].get("rss_bytes")) for w in workers]
     yield "gpupool_process_memory_bytes", "gauge", "Memory of worker processes", rss
+    leaks = [(w["worker"], kind, leak) for w in workers for kind, leak in w["leak"].items()]
+    slopes: list[Sample] = [({"worker": n, "kind": kind}, leak["slope_bytes_per_hour"]) for n, kind, leak in leaks]
+    yield "gpupool_memory_slope_bytes_per_hour", "gauge", "Rise of a worker's memory in an hour of work", slopes
+    suspected: list[Sample] = [({"worker": n, "kind": kind}, int(leak["suspected"])) for n, kind, leak in leaks]
+    yield "gpupool_memory_leak_suspected", "gauge", "Whether that rise is taken for a leak", suspected
     yield "gpupool_device_memory_used_bytes", "gauge", "Memory in use on a card", by_device("memory_used_bytes")
     yield "gpupool_device_memory_total_bytes", "gauge", "Memory of a card", by_device("memory_total_bytes")
     yield "gpupool_device_utilization_ratio", "gauge", "Utilisation of a card, 0 to 1", by_device("utilization")

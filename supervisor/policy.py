@@ -20,3 +20,5 @@ class Policy:
     min_ready: int = 1
     drain_timeout_s: float = 30.0
     stop_timeout_s: float = 10.0
+    recycle_on_leak: bool = False
+    recycle_after_batches: int = 0  # 0: never

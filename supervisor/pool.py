@@ -19,8 +19,9 @@ from gpupool.exits import Exit as ExitCode
 from . import events as ev
 from .capacity import Capacity, Factors
 from .commands import CloseListeners, Command, Quit, Report, SetLimits
-from .lifecycle import COMING, Change, State
+from .lifecycle import Change, State
 from .policy import Policy
+from .recycling import Recycling
 from .router_life import RouterLife
 from .slot import Purpose, Slot, Step, forced
 from .workers import Gate, Workers
@@ -51,13 +52,15 @@ def open_gate(_: int, __: float) -> str | None:
 
 
 class Pool:
-    """All slots and the router of one pool."""
+    """All slots and the router of one pool. The last `overflow` of the slots do not count as its capacity."""
 
-    def __init__(self, slots: int, policy: Policy, rng: random.Random, gate: Gate = open_gate) -> None:
+    def __init__(self, slots: int, policy: Policy, rng: random.Random, gate: Gate = open_gate, *, overflow: int = 0) -> None:
         self._out: list[Command] = []
         self.router = RouterLife()
-        self.workers = Workers(slots, policy, router=self.router, rng=rng, gate=gate, out=self._out)
+        self.workers = Workers(slots, policy, overflow=overflow, router=self.router, rng=rng, gate=gate, out=self._out)
         self.slots = self.workers.slots
+        self.counted = [s for s in self.slots if not s.overflow]
+        self._recycling = Recycling(self.workers)
         self.capacity = Capacity(policy.degrade)
         self.ever_ready = False
         self.stop_asked_at: float | None = None
@@ -155,6 +158,9 @@ class Pool:
                 workers.condemned(self.slots[number], reason, now)
             case ev.CardThrottled(number, factor, _):
                 self.slots[number].card_factor = factor
+            case ev.LeakJudged(number, incarnation):
+                if slot := workers.current(number, incarnation):
+                    workers.leak_judged(slot, event)
             case ev.StopAsked():
                 self._stop(now)
             case ev.PolicyChanged(policy):
@@ -172,8 +178,8 @@ class Pool:
 
     @property
     def ready_count(self) -> int:
-        """Workers that take work; one whose beat is missing does not, until it is back."""
-        return sum(s.state == State.READY and s.joined and not s.late for s in self.slots)
+        """Workers that take work, those for overflow left out."""
+        return sum(s.works for s in self.counted)
 
     @property
     def ready(self) -> bool:
@@ -185,7 +191,7 @@ class Pool:
     @property
     def degraded(self) -> bool:
         """Whether fewer workers serve than are configured."""
-        return self.ready_count < len(self.slots)
+        return self.ready_count < len(self.counted)
 
     @property
     def factors(self) -> Factors:
@@ -199,9 +205,9 @@ class Pool:
             return PoolState.STOPPING if self._stopping_workers else PoolState.DRAINING
         if self.ready:
             return PoolState.READY
-        if any(s.state in COMING or s.purpose == Purpose.RESTART for s in self.slots) or self.ready_count:
+        if any(s.coming for s in self.counted) or self.ready_count:
             return PoolState.STARTING
-        if any(s.held for s in self.slots):
+        if any(s.held for s in self.counted):
             return PoolState.DRAINING
         return PoolState.FAILED
 
@@ -222,6 +228,8 @@ class Pool:
             # The rest is answered before anything is killed: a stuck model must not leave its callers without a word.
             self._out += self.router.stop("drain limit reached", now)
             self._stop_workers("drain limit reached", forced(), now)
+        if self.stop_asked_at is None:
+            self._recycling.tick(now)
         self._out += self.router.tick(now, again=self.stop_asked_at is None)
 
     def _router_joined(self, bind: Sequence[str], now: float) -> None:
@@ -287,7 +295,7 @@ class Pool:
         elif force:
             workers.end(slot, Purpose.RESTART, forced(), "forced restart asked", now)
         elif slot.serving:
-            self._finish_first(slot, Purpose.RESTART, "restart asked", now)
+            workers.finish_first(slot, Purpose.RESTART, "restart asked", now)
         else:
             workers.end(slot, Purpose.RESTART, workers.gentle(), "restart asked", now)
 
@@ -296,18 +304,12 @@ class Pool:
         if slot.state == State.STOPPING:
             slot.purpose = Purpose.REST if slot.purpose != Purpose.CARD else Purpose.CARD
         elif slot.serving:
-            self._finish_first(slot, Purpose.REST, "its device is to be released", now)
+            self.workers.finish_first(slot, Purpose.REST, "its device is to be released", now)
         elif slot.alive and slot.state != State.UNKILLABLE:
             self.workers.end(slot, Purpose.REST, self.workers.gentle(), "its device is to be released", now)
         elif not slot.alive:
             slot.due_at = None
             slot.change(Change.REST, now)
-
-    def _finish_first(self, slot: Slot, purpose: Purpose, reason: str, now: float) -> None:
-        """Take a serving slot out of service, for what comes when its work is done or the drain limit is reached."""
-        if slot.state == State.READY:
-            slot.change(Change.HOLD, now)
-        slot.purpose, slot.reason, slot.drain_ends_at = purpose, reason, now + self.policy.drain_timeout_s
 
     def _stop(self, now: float) -> None:
         workers = self.workers
@@ -352,18 +354,18 @@ class Pool:
             return
         self.ever_ready = self.ever_ready or self.ready
         if not self.ever_ready and all(
-            s.state == State.PARKED and (s.last_exit or {}).get("code") in RESTART_CANNOT_HELP for s in self.slots
+            s.state == State.PARKED and (s.last_exit or {}).get("code") in RESTART_CANNOT_HELP for s in self.counted
         ):
             self._finish(ExitCode.BAD_CONFIG, "no worker can start with this configuration")
             return
-        healthy = sum(s.healthy for s in self.slots)
-        factors = self.capacity.update(healthy, len(self.slots), now)
+        healthy = sum(s.healthy for s in self.counted)
+        factors = self.capacity.update(healthy, len(self.counted), now)
         limits = (tuple(factors.batch * s.card_factor for s in self.slots), factors.window)
         if limits != self._told_limits:
             self._told_limits = limits
-            self._out.append(SetLimits(*limits, f"{healthy} of {len(self.slots)} workers are healthy"))
+            self._out.append(SetLimits(*limits, f"{healthy} of {len(self.counted)} workers are healthy"))
         # After the router's own restart those that serve are still on their way to it.
-        coming = sum(s.state in COMING or s.purpose == Purpose.RESTART or (s.serving and not s.joined) for s in self.slots)
+        coming = sum(s.coming or (s.serving and not s.joined) for s in self.counted)
         expect = (self.ready_count, coming, factors.batch)
         if self.router.up and self._told_expect != expect:
             self._told_expect = expect

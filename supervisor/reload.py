@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from gpupool.config_forms import worker_count
+from gpupool.config_forms import LEAK_LOOKS, worker_count
 from gpupool.spec import BatchingSpec
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ LIVE: Final = (
     "router.curve.clients",
     "supervision.heartbeat_timeout_s", "supervision.stop_timeout_s", "supervision.restart_delays_s", "supervision.stable_after_s",
     "supervision.max_restarts", "supervision.restart_period_s", "supervision.load_timeout_s",
+    "supervision.leak_", "supervision.recycle_",
     "batching.", "degrade", "logs.level",
 )  # fmt: skip
 
@@ -80,6 +81,11 @@ def contradictions(config: Config) -> list[str]:
     if s.heartbeat_timeout_s <= s.heartbeat_interval_s:
         found.append(
             f"supervision.heartbeat_timeout_s {s.heartbeat_timeout_s:g} needs to be above heartbeat_interval_s, "
+            f"which stays {s.heartbeat_interval_s:g} until the pool starts anew"
+        )
+    if s.leak_window_s < LEAK_LOOKS * s.heartbeat_interval_s:
+        found.append(
+            f"supervision.leak_window_s {s.leak_window_s:g} needs to be at least {LEAK_LOOKS} times heartbeat_interval_s, "
             f"which stays {s.heartbeat_interval_s:g} until the pool starts anew"
         )
     if r.max_pending_bytes < r.max_message_bytes:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from .lifecycle import ALIVE, Change, State, after
+from .lifecycle import ALIVE, COMING, Change, State, after
 from .restart import RestartHistory
 
 #: How long a hung process may take for the stack dump that SIGABRT asks for.
@@ -20,6 +20,7 @@ class Purpose(StrEnum):
 
     NONE = "none"  # nobody asked: a crash
     RESTART = "restart"  # an operator wants a new one at once
+    RECYCLE = "recycle"  # it has grown, or run for long enough, and a new one takes its place
     REST = "rest"  # none wanted afterwards: the pool stops, or an operator has the device
     REPLACE = "replace"  # it is stuck or sick: counts like a crash
     CARD = "card"  # its card was judged
@@ -50,9 +51,10 @@ def forced() -> list[Step]:
 
 @dataclass(slots=True)
 class Slot:
-    """The permanent place of one device."""
+    """The permanent place of one device. `overflow`: of an extra one, which does not count as capacity."""
 
     number: int
+    overflow: bool = False
     state: State = State.STOPPED
     since: float = 0.0
     incarnation: int = 0
@@ -78,6 +80,7 @@ class Slot:
     batches: int = 0
     sentence: Change | None = None  # QUARANTINE or LOSE, while its card is judged
     needs: str = ""  # what the card needs before it is used again
+    leaks: set[str] = field(default_factory=set)  # kinds of memory that its process is suspected to leak
     card_factor: float = 1.0  # share of the batch that the card can bear, below 1 while it throttles
 
     @property
@@ -107,6 +110,21 @@ class Slot:
         return self.state in (State.READY, State.DRAINING)
 
     @property
+    def works(self) -> bool:
+        """Whether it takes work; one whose beat is missing does not, until it is back."""
+        return self.state == State.READY and self.joined and not self.late
+
+    @property
+    def restarting(self) -> bool:
+        """Whether its process is being ended so that a new one takes its place."""
+        return self.purpose in (Purpose.RESTART, Purpose.RECYCLE)
+
+    @property
+    def coming(self) -> bool:
+        """Whether it will come to serve by itself."""
+        return self.state in COMING or self.restarting
+
+    @property
     def restarts(self) -> int:
         """Processes after the first."""
         return max(0, self.incarnation - 1)
@@ -116,7 +134,7 @@ class Slot:
         """Whether nothing is wrong with it: serving, on its first start, or away by an operator's wish."""
         if self.state in (State.READY, State.DRAINING, State.DRAINED):
             return True
-        if self.purpose == Purpose.RESTART or (self.held and not self.crashed and self.sentence is None):
+        if self.restarting or (self.held and not self.crashed and self.sentence is None):
             return True
         waiting = self.state == State.BACKING_OFF and not self.reason
         return not self.crashed and (waiting or self.state in (State.STARTING, State.LOADING))

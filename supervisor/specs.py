@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gpupool.spec import ClientSpec, CurveSpec, LogSpec, MemorySpec, RouterSpec, WorkerSpec
 
 from .capacity import DegradeRule
+from .leak import LeakPolicy
 from .liveness import LivenessPolicy
 from .policy import Policy
 from .restart import RestartPolicy
@@ -34,17 +35,26 @@ def policy_from(config: Config) -> Policy:
         min_ready=config.pool.min_ready,
         drain_timeout_s=config.pool.drain_timeout_s,
         stop_timeout_s=s.stop_timeout_s,
+        recycle_on_leak=s.recycle_on_leak,
+        recycle_after_batches=s.recycle_after_batches,
     )  # fmt: skip
 
 
-def router_spec_from(config: Config, *, listeners: Listeners, epoch: int, token: str, slots: int, log: LogSpec) -> RouterSpec:
+def leak_policy_from(config: Config) -> LeakPolicy:
+    """What is called a leak."""
+    return LeakPolicy(config.supervision.leak_alarm_bytes_per_hour, config.supervision.leak_window_s)
+
+
+def router_spec_from(
+    config: Config, *, listeners: Listeners, epoch: int, token: str, slots: int, overflow: int, log: LogSpec
+) -> RouterSpec:
     """What the router is told."""
     r = config.router
     curve = CurveSpec(r.curve.secret_key_file, r.curve.authorized_keys_dir) if r.curve else None
     return RouterSpec(
         pool=config.pool.name, epoch=epoch, token=token, bind=tuple(each.address for each in listeners.clients),
         bind_fds=tuple(each.fileno() for each in listeners.clients), workers_endpoint=listeners.workers.address,
-        workers_fd=listeners.workers.fileno(), slots=slots, models=config.specs, policy=r.policy,
+        workers_fd=listeners.workers.fileno(), slots=slots, overflow=overflow, models=config.specs, policy=r.policy,
         max_pending=r.max_pending, max_pending_bytes=r.max_pending_bytes, max_client_share=r.max_client_share,
         target_delay_ms=r.target_delay_ms,
         max_message_bytes=r.max_message_bytes, default_timeout_ms=r.default_timeout_ms, max_attempts=r.max_attempts, log=log,

@@ -38,21 +38,23 @@ def document(
     records: Sequence[SlotRecord],
     cards: Sequence[Mapping[str, Any]],
     reports: Mapping[int, Mapping[str, Any]],
+    leaks: Mapping[int, Mapping[str, Any]],
     now: float,
 ) -> dict[str, Any]:
     """Build the document; `now` is monotonic.
 
-    `reports` is what workers last told of themselves, by slot. `books` is the router's last answer to `stats`, possibly empty; `cards` what is known of each slot's card (health, needs,
+    `reports` is what workers last told of themselves, `leaks` how their memory has grown (see leak_watch), both by slot. `books` is the router's last answer to `stats`, possibly empty; `cards` what is known of each slot's card (health, needs,
     memory …), empty for a CPU.
     """
     held = {int(k): v for k, v in books.get("workers", {}).items()}
-    ready = pool.ready_count
+    ready, overflow = pool.ready_count, [s for s in pool.slots if s.overflow]
     return {
         "schema": 1,
         "pool": {
             "name": about.name, "state": pool.state, "ready": pool.ready, "degraded": pool.degraded, "version": __version__,
             "pid": about.pid, "started_at": iso(about.started_at), "uptime_s": round(now - about.started_mono, 3),
-            "config_generation": about.generation, "workers_configured": len(pool.slots), "workers_ready": ready,
+            "config_generation": about.generation, "workers_configured": len(pool.counted), "workers_ready": ready,
+            "overflow_configured": len(overflow), "overflow_ready": sum(s.works for s in overflow),
             "batch_factor": pool.factors.batch, "window_factor": pool.factors.window,
             "last_reload_error": about.last_reload_error,
         },
@@ -64,9 +66,8 @@ def document(
             **{key: value for key, value in books.items() if key not in _ROUTER_OWN},
         },
         "workers": [
-            _worker(
-                slot, about, records[slot.number], cards[slot.number], reports.get(slot.number, {}), held.get(slot.number, 0), now
-            )
+            _worker(slot, about, records[slot.number], cards[slot.number], reports.get(slot.number, {}), held.get(slot.number, 0), now)
+            | {"leak": leaks.get(slot.number, {})}
             for slot in pool.slots
         ],
         "models": [{"name": m.name, "current": m.version, "versions": [m.version]} for m in about.models],
@@ -95,7 +96,7 @@ def _worker(
     beat_age_ms = round((now - record.beat_ns / 1e9) * 1000, 1) if mine and record.beat_ns else None
     cap = max(m.batching.max_batch for m in about.models)
     return {
-        "worker": slot.number, "state": slot.state, "pid": slot.pid, "incarnation": slot.incarnation, "restarts": slot.restarts,
+        "worker": slot.number, "overflow": slot.overflow, "state": slot.state, "pid": slot.pid, "incarnation": slot.incarnation, "restarts": slot.restarts,
         "last_exit": slot.last_exit,
         "device": {"kind": device.kind, "id": device.id, "name": device.name, "health": "ok", **card},
         "heartbeat_age_ms": beat_age_ms,
@@ -114,13 +115,15 @@ def _worker(
 
 def summary(pool: Pool, pending: int) -> str:
     """One line for systemd and for people in a hurry."""
-    ready, configured = pool.ready_count, len(pool.slots)
+    ready, configured = pool.ready_count, len(pool.counted)
     others: dict[str, int] = {}
-    for slot in pool.slots:
-        if not (slot.state == "ready" and slot.joined and not slot.late):
+    for slot in pool.counted:
+        if not slot.works:
             word = "late" if slot.late else str(slot.state)
             others[word] = others.get(word, 0) + 1
     parts = [f"{ready}/{configured} workers ready", *(f"{n} {state}" for state, n in sorted(others.items()))]
+    if extra := len(pool.slots) - configured:
+        parts.append(f"{sum(s.works for s in pool.slots) - ready}/{extra} for overflow")
     if pool.factors.batch != 1.0:
         parts.append(f"batch limit x{pool.factors.batch:g}")
     return f"{pool.state}: {', '.join(parts)}; pending {pending}"

@@ -30,7 +30,11 @@ _CONDEMNED_S: Final = 2.0
 #: What a death is to the router's books.
 _KINDS: Final = {
     Purpose.NONE: "crash", Purpose.REPLACE: "stuck", Purpose.RESTART: "operator", Purpose.REST: "operator", Purpose.CARD: "card",
+    Purpose.RECYCLE: "recycle",
 }  # fmt: skip
+
+#: What is said when a process is ended because its work is done.
+_FINISHED: Final = {Purpose.RESTART: "restart asked", Purpose.RECYCLE: "recycled"}
 
 #: Says why no process may be started in a slot now, if so.
 Gate = Callable[[int, float], str | None]
@@ -41,6 +45,7 @@ class Workers:
 
     Args:
         count: how many.
+        overflow: how many of these, the last ones, do not count as capacity.
         policy: the rules; replaced by a reload.
         router: who is told about them.
         rng: for jitter.
@@ -49,9 +54,17 @@ class Workers:
     """
 
     def __init__(
-        self, count: int, policy: Policy, *, router: RouterLife, rng: random.Random, gate: Gate, out: list[Command]
+        self,
+        count: int,
+        policy: Policy,
+        *,
+        overflow: int,
+        router: RouterLife,
+        rng: random.Random,
+        gate: Gate,
+        out: list[Command],
     ) -> None:
-        self.slots = [Slot(n) for n in range(count)]
+        self.slots = [Slot(n, overflow=n >= count - overflow) for n in range(count)]
         self.policy = policy
         self.stopping = False
         self.ends: Counter[tuple[int, str]] = Counter()  # of processes, by slot and kind; ends of the pool itself left out
@@ -89,6 +102,7 @@ class Workers:
         slot.pid, slot.spawned_at, slot.ready_at, slot.due_at = None, now, None, None
         slot.joined = slot.late = slot.failed = False
         slot.purpose, slot.reason, slot.ladder, slot.batches, slot.info = Purpose.NONE, "", [], 0, {}
+        slot.leaks.clear()
         self._out.append(SpawnWorker(slot.number, slot.incarnation, reason))
 
     # Ends.
@@ -118,6 +132,21 @@ class Workers:
         slot.ladder = forced()
         self._next_step(slot, now)
 
+    def finish_first(self, slot: Slot, purpose: Purpose, reason: str, now: float) -> None:
+        """Take a serving slot out of service, for what comes when its work is done or the drain limit is reached."""
+        if slot.state == State.READY:
+            slot.change(Change.HOLD, now)
+        slot.purpose, slot.reason, slot.drain_ends_at = purpose, reason, now + self.policy.drain_timeout_s
+
+    def leak_judged(self, slot: Slot, event: ev.LeakJudged) -> None:
+        """A process is suspected of a leak, or no longer."""
+        (slot.leaks.add if event.suspected else slot.leaks.discard)(event.kind)
+        level, name = ("warning", "memory_leak_suspected") if event.suspected else ("info", "memory_leak_over")
+        self.report(
+            name, slot, level, kind=event.kind, bytes_per_hour=event.bytes_per_hour, growth_bytes=event.growth_bytes,
+            worked_s=event.worked_s,
+        )  # fmt: skip
+
     def exited(self, slot: Slot, exit_: ev.Exit, running: Sequence[int] | None, now: float) -> None:
         """A process has ended: tell the router first, then decide what becomes of the slot."""
         # A wish excuses only the end that it leads to: not one before any signal was sent, nor a crash after.
@@ -136,7 +165,7 @@ class Workers:
         stable = slot.stable(now, self.policy.restart.stable_after_s)
         last_exit = slot.last_exit = {
             "incarnation": slot.incarnation, "pid": slot.pid, "code": exit_.code, "signal": exit_.signal,
-            "cause": slot.reason or exit_.cause, "planned": slot.purpose in (Purpose.RESTART, Purpose.REST),
+            "cause": slot.reason or exit_.cause, "planned": slot.restarting or slot.purpose == Purpose.REST,
             "lived_s": round(now - slot.spawned_at, 3), "stderr": list(exit_.stderr),
         }  # fmt: skip
         if not self.stopping:
@@ -147,9 +176,9 @@ class Workers:
         elif slot.sentence is not None:
             slot.change(slot.sentence, now)
             self.report("worker_exited", slot, "error", **_told(last_exit))
-        elif purpose == Purpose.RESTART:
+        elif slot.restarting:
             slot.change(Change.REST, now)
-            self.start(slot, "restart asked", now)
+            self.start(slot, _FINISHED[purpose], now)
         elif slot.held:
             # What an operator took out of service is not brought back by a crash; `resume` starts it again.
             slot.change(Change.REST, now)
@@ -238,7 +267,7 @@ class Workers:
         if slot.purpose == Purpose.NONE:
             slot.change(Change.IDLE, now)
         else:
-            self.end(slot, slot.purpose, self.gentle(), "restart asked" if slot.purpose == Purpose.RESTART else "released", now)
+            self.end(slot, slot.purpose, self.gentle(), _FINISHED.get(slot.purpose, "released"), now)
 
     # Cards.
 

@@ -14,7 +14,7 @@ from gpupool.samples import SampleError, unpack_body
 class Reply:
     """A request's good end.
 
-    `attempts` counts executions in the pool; `fallback` tells that the result is a fallback, not the model's own answer;
+    `attempts` counts executions in the pool; `overflow` tells that an extra CPU worker ran it; `fallback` tells that the result is a fallback, not the model's own answer;
     `timings_ms` has the stages pending, queue, preprocess, forward, postprocess and total.
     """
 
@@ -27,6 +27,7 @@ class Reply:
     fallback: bool = False
     timings_ms: dict[str, float] = field(default_factory=dict)
     code: str = "ok"
+    overflow: bool = False
 
 
 def read_reply(request_id: str, header: dict[str, Any], message: Sequence[bytes]) -> Reply | GpuPoolError:
@@ -42,6 +43,7 @@ def read_reply(request_id: str, header: dict[str, Any], message: Sequence[bytes]
         version=header.get("version", ""),
         worker=header.get("worker"),
         attempts=header.get("attempts", 1),
+        overflow=header.get("overflow", False),
         fallback=header.get("fallback", False),
         timings_ms=header.get("timings_ms") or {},
     )

@@ -14,7 +14,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from demonstrations import fairness, fast_fail, held_bytes, overload, poison, router_kill, unequal
+from demonstrations import (
+    fairness,
+    fast_fail,
+    growth,
+    held_bytes,
+    leak,
+    leak_watch,
+    overflow,
+    overload,
+    poison,
+    router_kill,
+    unequal,
+)
 from demonstrations.finding import Finding, broken, table
 
 Show = Callable[[Path, float], Sequence[Finding]]
@@ -27,6 +39,10 @@ ALL: Final[dict[str, tuple[Show, float, float]]] = {
     "unequal": (unequal.show, 36.0, 9.0),
     "router-kill": (router_kill.show, 20.0, 4.0),
     "fast-fail": (fast_fail.show, 30.0, 5.0),
+    "leak": (leak.show, 45.0, 15.0),
+    "leak-watch": (leak_watch.show, 300.0, 5.0),
+    "overflow": (overflow.show, 30.0, 12.0),
+    "growth": (growth.show, 100.0, 8.0),
 }
 
 

@@ -163,7 +163,16 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     "memory start": ("[memory]\nstart_fraction = 0.5", "memory.start_fraction", "not supported yet"),
     "cache threshold": ("[memory]\nempty_cache_above = 0.5", "memory.empty_cache_above", "not supported yet"),
     "one port twice": ('[http]\nbind = "127.0.0.1:5555"', "http.bind", "another port than router.bind's"),
-    "overflow workers": ("[pool]\ncpu_overflow = 1", "pool.cpu_overflow", "not supported yet"),
+    "a leak window shorter than its cells": (
+        "[supervision]\nleak_window_s = 7.0",
+        "supervision.leak_window_s",
+        "at least 36 times",
+    ),
+    "more workers than the board has": (
+        '[pool]\ndevices = "cpu:200"\ncpu_overflow = 57',
+        "pool.cpu_overflow",
+        "56 beside the 200",
+    ),
 }
 
 

@@ -78,6 +78,8 @@ def _happen(what: str, slot: int) -> Named:
             case "mend":
                 for faults in (u.loads_fail, u.loads_hang, u.spawns_fail):
                     faults.discard(n)
+            case "leak":
+                u.leak(n)
             case "doom":
                 u.doom(n)
             case "router dies":
@@ -104,7 +106,7 @@ def _cancel(index: int) -> Named:
 
 _FATES = (
     "kill", "kill", "exit 0", "exit 1", "exit 75", "freeze", "freeze", "thaw", "thaw", "stick", "let go", "loads fail", "loads hang",
-    "spawns fail", "mend", "mend", "router dies", "router freezes", "router thaws", "router thaws", "doom", "doom",
+    "leak", "leak", "spawns fail", "mend", "mend", "router dies", "router freezes", "router thaws", "router thaws", "doom", "doom",
 )  # fmt: skip
 DEEDS = st.one_of(
     st.just(Named("nothing", lambda _: None)),
@@ -117,6 +119,7 @@ DEEDS = st.one_of(
     ),
     st.builds(_ask, _KINDS, st.integers(1, 3), st.just(0), st.just(1), st.just(5), st.just(20.0), st.just(value=True)),
     st.builds(_ask, _KINDS, st.integers(1, 6), st.just(0), st.just(1), st.just(5), st.just(8.0), st.just(value=True)),
+    st.builds(_ask, st.just("slow"), st.just(20), st.just(0), st.just(1), st.integers(0, 9), st.just(20.0), st.just(value=True)),
     st.builds(_operate, st.sampled_from(["drain", "resume", "restart", "force"]), _SLOT),
     st.builds(_happen, st.sampled_from(_FATES), _SLOT),
     st.builds(_pause, st.sampled_from([0.3, 2.0, 20.0])),
@@ -127,8 +130,10 @@ DEEDS = st.one_of(
 ENDS = st.sampled_from(["heal", "heal", "heal", "stop", "stop twice"])
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3])
-def test_every_promise_is_kept_in_every_schedule(slots: int) -> None:
+@pytest.mark.parametrize(("slots", "overflow"), [(1, 0), (2, 0), (3, 0), (1, 1), (2, 1)])
+def test_every_promise_is_kept_in_every_schedule(slots: int, overflow: int) -> None:
+    overflowed = []
+
     @settings(
         max_examples=SCHEDULES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck),
     )  # fmt: skip
@@ -137,7 +142,7 @@ def test_every_promise_is_kept_in_every_schedule(slots: int) -> None:
         deeds=st.lists(DEEDS, min_size=15, max_size=45), end=ENDS, late=st.lists(DEEDS, max_size=4),
     )  # fmt: skip
     def schedule(seed: int, warm: bool, attempts: int, deeds: list[Named], end: str, late: list[Named]) -> None:
-        universe = Universe(slots, seed, max_attempts=attempts)
+        universe = Universe(slots, seed, overflow=overflow, max_attempts=attempts)
         if warm:
             universe.run(3.0)
         for deed in deeds:
@@ -145,8 +150,10 @@ def test_every_promise_is_kept_in_every_schedule(slots: int) -> None:
         if end == "heal":
             _heal(universe, attempts)
         _stop(universe, [] if end == "heal" else late, twice=end == "stop twice")
+        overflowed.append(universe.overflowed)
 
     schedule()
+    assert not overflow or sum(map(bool, overflowed)) > SCHEDULES / 50, "hardly anything went to the overflow workers"
 
 
 def _heal(universe: Universe, attempts: int) -> None:
@@ -176,7 +183,7 @@ def _heal(universe: Universe, attempts: int) -> None:
     universe.run(12.0)
     codes = {tuple(a.codes) for a in again}
     assert codes <= {("ok",), ("worker_lost",), ("no_workers",)}
-    assert codes == {("ok",)} or attempts == 1 or len(universe.board) == 1  # a lone worker that dies too often is parked
+    assert codes == {("ok",)} or attempts == 1 or len(universe.pool.counted) == 1  # a lone worker that dies too often is parked
 
 
 def _stop(universe: Universe, late: list[Named], *, twice: bool) -> None:

@@ -26,7 +26,7 @@ def test_every_code_says_whether_to_retry() -> None:
 
 
 def test_never_sent_request_names_no_worker_and_waited_all_the_time() -> None:
-    reply = Replies([ModelSpec("m")]).finished(request(), "deadline_exceeded", 12.5, message="late")
+    reply = Replies([ModelSpec("m")], 8).finished(request(), "deadline_exceeded", 12.5, message="late")
 
     header = wire.parse_reply(reply.frames[1])
     assert "worker" not in header
@@ -40,7 +40,7 @@ def test_buffers_of_a_result_follow_the_body() -> None:
     made = request(delimiter=True)
     made.slot, made.sent, made.attempts = 2, 10.5, 1
 
-    reply = Replies([ModelSpec("m")]).finished(made, "ok", 11.0, result=Result(7, "ok", frames=(b"b", b"1", b"22")))
+    reply = Replies([ModelSpec("m")], 8).finished(made, "ok", 11.0, result=Result(7, "ok", frames=(b"b", b"1", b"22")))
 
     assert reply.frames[:2] == [b"client", b""]
     assert reply.frames[3:] == [b"b", b"1", b"22"]
@@ -52,7 +52,7 @@ def test_times_are_rounded_to_microseconds() -> None:
     made = request()
     made.slot, made.sent = 0, 10.0
 
-    reply = Replies([ModelSpec("m")]).finished(
+    reply = Replies([ModelSpec("m")], 8).finished(
         made, "ok", 10.0001239, result=Result(1, "ok", forward_s=0.0123456, frames=(b"",))
     )
 
@@ -61,7 +61,7 @@ def test_times_are_rounded_to_microseconds() -> None:
 
 
 def test_refusal_without_an_id_has_none() -> None:
-    reply = Replies([ModelSpec("m")]).refused(b"c", "bad_request", "no", delimiter=False, request_id=None)
+    reply = Replies([ModelSpec("m")], 8).refused(b"c", "bad_request", "no", delimiter=False, request_id=None)
 
     assert wire.parse_reply(reply.frames[1]) == {"v": 1, "code": "bad_request", "retryable": False, "message": "no"}
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpupool.config import Config, load_config
+from gpupool.config_forms import LEAK_LOOKS
+from gpupool.supervisor.leak import CELLS
 from gpupool.supervisor.reload import contradictions, difference, merged
 
 HEAD = '[pool]\nruntime_dir = "run"\ndevices = "cpu:1"\n'
@@ -48,6 +50,13 @@ def test_a_live_key_that_would_contradict_one_that_needs_a_restart_is_told(tmp_p
     new = config(tmp_path, "[supervision]\nheartbeat_interval_s = 0.1\nheartbeat_timeout_s = 0.4\n" + model("a"))
     assert contradictions(old) == contradictions(new) == []
     assert "heartbeat_interval_s, which stays 1" in contradictions(merged(old, new))[0]
+
+
+def test_a_leak_window_must_fit_the_heartbeat_that_stays(tmp_path: Path) -> None:
+    old = config(tmp_path, "[supervision]\nheartbeat_interval_s = 1.0\n" + model("a"))
+    new = config(tmp_path, "[supervision]\nheartbeat_interval_s = 0.1\nleak_window_s = 10.0\n" + model("a"))
+    assert "leak_window_s 10 needs to be at least 36" in contradictions(merged(old, new))[0]
+    assert LEAK_LOOKS == CELLS
 
 
 def test_bounds_of_clients_are_live_and_the_keys_files_are_not(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from .virtual_time import TRANSIT_S
 
 #: What the supervisor says when an operator, not a fault, ends a process.
 _OPERATORS_REASONS = frozenset(
-    {"restart asked", "forced restart asked", "drain limit reached", "stop asked", "drained", "the router is gone"}
+    {"restart asked", "forced restart asked", "drain limit reached", "stop asked", "drained", "the router is gone", "recycled"}
 )
 #: How much later than its deadline a request may be begun: the router tells with a timer of 5 ms, and messages and processes
 #: that come back from a pause take their time.

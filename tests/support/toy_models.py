@@ -159,3 +159,12 @@ def note(event: str, **fields: Any) -> None:
     if path := os.environ.get("TOY_LOG"):
         with open(path, "a") as file:
             file.write(json.dumps({"event": event, "pid": os.getpid(), **fields}) + "\n")
+
+
+class CardOnly(Echo):
+    """Cannot be loaded on a CPU."""
+
+    def load(self, context: Any) -> None:
+        super().load(context)
+        if str(context.device) == "cpu":
+            raise RuntimeError("this model needs a card")

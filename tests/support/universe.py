@@ -6,6 +6,7 @@ Here stand the lines between them and what can be done to them. Who must keep wh
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import msgpack
 
@@ -14,7 +15,7 @@ from gpupool.board import Phase
 from gpupool.link import Hello, Result, Work
 from gpupool.spec import BatchingSpec, ModelSpec
 from gpupool.supervisor.capacity import DegradeRule
-from gpupool.supervisor.events import Exit, StopAsked
+from gpupool.supervisor.events import Exit, LeakJudged, StopAsked
 from gpupool.supervisor.liveness import LivenessPolicy
 from gpupool.supervisor.policy import Policy
 from gpupool.supervisor.restart import RestartPolicy
@@ -47,14 +48,16 @@ GRACES_S = POLICY.drain_timeout_s + POLICY.stop_timeout_s + 10.0 + 2 * 2.5 + 1.0
 class Universe:
     """Everything. `run` and `steps` let time pass; what clients, operators and fate do are methods too."""
 
-    def __init__(self, slots: int, seed: int, *, max_attempts: int = 2) -> None:
+    def __init__(self, slots: int, seed: int, *, overflow: int = 0, max_attempts: int = 2) -> None:
         self.rng = random.Random(seed)
         self.time = Timeline(self.rng)
-        self.policy, self.models, self.token, self.max_attempts = POLICY, MODELS, "secret", max_attempts
+        self.overflow = overflow  # beside `slots`, the last ones
+        self.policy = replace(POLICY, recycle_on_leak=True)
+        self.models, self.token, self.max_attempts = MODELS, "secret", max_attempts
         self.witness = Witness(POLICY.restart, max_attempts)
-        self.board = [BoardSlot() for _ in range(slots)]
+        self.board = [BoardSlot() for _ in range(slots + overflow)]
         self.router_epoch, self.router_beat = 0, 0.0  # on the board, too
-        self.supervisor = VirtualSupervisor(self, slots, random.Random(seed))
+        self.supervisor = VirtualSupervisor(self, slots + overflow, random.Random(seed))
         self.pool = self.supervisor.pool
         self.router: VirtualRouter | None = None
         self.workers: dict[int, VirtualWorker] = {}  # the latest of each slot
@@ -62,6 +65,7 @@ class Universe:
         self.loads_hang: set[int] = set()
         self.spawns_fail: set[int] = set()
         self.healed = False
+        self.overflowed = 0  # requests that went to overflow workers
         self.quit_code: int | None = None
         self.stood_until = 0.0  # the end of the latest stand-still that the supervisor must have noticed
         self._stalled_s = 0.0
@@ -220,6 +224,14 @@ class Universe:
         if (worker := self.living(slot)) is not None:
             worker.doomed = True
 
+    def leak(self, slot: int) -> None:
+        """A worker's memory is seen to grow."""
+        if (worker := self.living(slot)) is not None:
+            judged = LeakJudged(
+                slot, worker.incarnation, "host", suspected=True, bytes_per_hour=1, growth_bytes=1, worked_s=1.0
+            )
+            self.time.send("board", self.supervisor, lambda: self.supervisor.feed(judged))
+
     def freeze(self, slot: int) -> None:
         """A worker is stopped (SIGSTOP, a debugger, swapping)."""
         if (worker := self.living(slot)) is not None:
@@ -287,8 +299,8 @@ class Universe:
     @property
     def whole(self) -> bool:
         """Whether every worker takes work, in the eyes of the supervisor and of the router, within the full limits."""
-        if self.router is None or not self.pool.ready or self.pool.ready_count < len(self.board):
+        if self.router is None or not self.pool.ready or not all(s.works for s in self.pool.slots):
             return False
         fleet = self.router.core.workers.fleet
         works = all(b.phase in (Phase.IDLE, Phase.BATCH) and b.set_batch == b.set_window == 1.0 for b in self.board)
-        return works and not fleet.held and len(fleet.usable) == len(self.board)
+        return works and not fleet.held and len(fleet.usable + fleet.overflow) == len(self.board)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .universe import Universe
 
 MAX_PENDING = 40
+#: Every request names a deadline, so nobody is refused for it: it is what overflow workers get work by.
+TARGET_DELAY_MS = 100.0
 _LAST_WORDS_S = 0.003  # as in the router's loop
 _READING_S = 0.002
 #: As soon as the supervisor knows of an end the router must, too.
@@ -40,7 +42,7 @@ class VirtualRouter(Actor):
         self._u = universe
         spec = RouterSpec(
             "p", epoch, universe.token, ("tcp://127.0.0.1:0",), "ipc://w", len(universe.board), universe.models,
-            max_pending=MAX_PENDING, max_attempts=universe.max_attempts,
+            max_pending=MAX_PENDING, max_attempts=universe.max_attempts, overflow=universe.overflow, target_delay_ms=TARGET_DELAY_MS,
         )  # fmt: skip
         self.core = Core(spec)
         self.thawed_at = 0.0  # in watched time
@@ -191,6 +193,11 @@ class VirtualRouter(Actor):
         assert peer not in self._gone, "work for a worker that has said goodbye"
         assert all(r.flags & WorkFlag.ALONE for r in requests if r.deaths), "a suspect is not run alone"
         assert slot not in self.held or self.core.workers.fleet.all_held, "work for a held worker"
+        if self.core.workers.fleet.by_slot[slot].overflow:
+            self._u.overflowed += len(requests)
+            assert self.core.workers.overflow.on(now), "overflow without pressure"
+            assert not any(r.deaths for r in requests), "a suspect goes to an overflow worker"
+            assert slot not in self.held, "work for a held overflow worker"
         works = [Work(r.ticket, r.model, r.flags, r.rows, r.timeout_s, r.priority, r.frames) for r in requests]
         assert all(w.timeout_s > 0 for w in works), "work past its deadline is sent"
         if not self._u.router_sends(self, peer, b"W", works):

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from gpupool.supervisor import commands as cmd
 from gpupool.supervisor import events as ev
+from gpupool.supervisor.lifecycle import State
 from gpupool.supervisor.pool import Pool
+from gpupool.supervisor.slot import Purpose
 
 from .virtual_router import VirtualRouter
 from .virtual_time import Actor
@@ -24,7 +26,7 @@ class VirtualSupervisor(Actor):
 
     def __init__(self, universe: Universe, slots: int, rng: random.Random) -> None:
         super().__init__("supervisor")
-        self.pool = Pool(slots, universe.policy, rng)
+        self.pool = Pool(slots, universe.policy, rng, overflow=universe.overflow)
         self.held: dict[int, float] = {}  # since when, in watched time
         self.restart_asked: set[int] = set()
         self.log: list[tuple[float, cmd.Command]] = []  # for whoever reads a failure
@@ -80,8 +82,21 @@ class VirtualSupervisor(Actor):
             case cmd.Quit(code):
                 self.alive = False
                 u.quit(code)
+            case cmd.Report("worker_recycled", int(slot)):
+                self._recycled(slot)
+            case cmd.Report("worker_recycle_called_off", int(slot)):
+                self.restart_asked.discard(slot)
             case cmd.Report() | cmd.CloseListeners():
                 pass
+
+    def _recycled(self, slot: int) -> None:
+        """The pool begins to renew a process by itself: as an operator's restart it is nobody's fault."""
+        slots = self.pool.slots
+        under_way = [s.number for s in slots if s.purpose == Purpose.RECYCLE and (s.alive or s.state == State.BACKING_OFF)]
+        assert under_way == [slot], f"renewed at once: {under_way}"
+        assert all(s.works for s in self.pool.counted if s.number != slot), "a worker is renewed while another is missing"
+        assert self.pool.ready_count >= self.pool.policy.min_ready, "a worker is renewed that the pool needs"
+        self.restart_asked.add(slot)
 
     def _spawn(self, slot: int, incarnation: int, reason: str) -> None:
         u = self._u

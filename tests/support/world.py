@@ -62,12 +62,13 @@ class World:
     router_held: set[int] = field(default_factory=set)
     router_alive: bool = False
     router_draining: bool = False
+    overflow: int = 0  # of the slots
     busy: set[int] = field(default_factory=set)  # slots with requests that do not end by themselves
     quit_code: int | None = None
     spawns: list[tuple[float, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.pool = Pool(self.slots, self.policy, random.Random(self.seed))
+        self.pool = Pool(self.slots, self.policy, random.Random(self.seed), overflow=self.overflow)
         self._pid = 100
         self._waiting: list[ev.Event] = []
 
@@ -140,6 +141,7 @@ class World:
                 self.feed(ev.WorkerSpawned(slot, incarnation, self._pid))
             case cmd.SpawnRouter(epoch):
                 self.router_alive = self.router_starts
+                self.router_held.clear()  # a new one knows nothing
                 if self.router_starts:
                     self.feed(ev.RouterUp(epoch, ["tcp://127.0.0.1:1"]))
                 else:
