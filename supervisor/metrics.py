@@ -28,6 +28,15 @@ _ROUTER: Final = (
     ("messages_dropped_total", "counter", "Messages of connections that had ended, or whose key was removed"),
 )
 
+#: What workers tell of their memory; one that has no budget or no pool tells none.
+_MEMORY: Final = (
+    ("budget_bytes", "Memory that a worker may use"),
+    ("used_bytes", "Memory that a worker uses, as its budget counts it"),
+    ("reserved_bytes", "Memory of a card that a worker's allocator holds, in use or cached"),
+    ("pool_bytes", "Memory of a card that was reserved at start, above what models hold at rest"),
+    ("pool_used_bytes", "What of it is in use"),
+)
+
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
@@ -82,6 +91,11 @@ def _families(
     yield "gpupool_heartbeat_age_seconds", "gauge", "Age of a worker's last beat", by_worker("heartbeat_age_ms", 1e-3)
     rss: list[Sample] = [({"worker": w["worker"], "kind": "rss"}, w["memory"].get("rss_bytes")) for w in workers]
     yield "gpupool_process_memory_bytes", "gauge", "Memory of worker processes", rss
+    oom: list[Sample] = [({"worker": w["worker"]}, w.get("oom_total", 0)) for w in workers]
+    yield "gpupool_oom_total", "counter", "Runs of forward that failed for want of memory", oom
+    for key, help_ in _MEMORY:
+        told: list[Sample] = [({"worker": w["worker"]}, w["memory"].get(key)) for w in workers]
+        yield f"gpupool_memory_{key}", "gauge", help_, told
     yield "gpupool_device_memory_used_bytes", "gauge", "Memory in use on a card", by_device("memory_used_bytes")
     yield "gpupool_device_memory_total_bytes", "gauge", "Memory of a card", by_device("memory_total_bytes")
     yield "gpupool_device_utilization_ratio", "gauge", "Utilisation of a card, 0 to 1", by_device("utilization")

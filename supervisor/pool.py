@@ -31,6 +31,8 @@ _ROUTER_FIRST_TRIES: Final = 5
 _ROUTER_LATE_S: Final = 1.0
 #: A router without a beat for so long (or twice the heartbeat's time-out) is replaced.
 _ROUTER_DEAD_S: Final = 5.0
+#: A worker is not recycled again before its process has served for so long: what comes back at once is no loss of memory over time.
+_RECYCLE_APART_S: Final = 60.0
 #: The supervisor's own loop came round so late that the ages it sees are its own.
 _PAUSE_S: Final = 1.0
 
@@ -123,6 +125,9 @@ class Pool:
             case ev.WorkerSick(number, incarnation, reason):
                 if (slot := workers.current(number, incarnation)) and slot.state != State.STOPPING:
                     workers.end(slot, Purpose.REPLACE, workers.gentle(), reason, now)
+            case ev.RecycleAsked(number, incarnation, reason):
+                if slot := workers.current(number, incarnation):
+                    self._recycle(slot, reason, now)
             case ev.WorkerExited(number, incarnation, exit_, running):
                 if slot := workers.current(number, incarnation):
                     workers.exited(slot, exit_, running, now)
@@ -199,7 +204,7 @@ class Pool:
             return PoolState.STOPPING if self._stopping_workers else PoolState.DRAINING
         if self.ready:
             return PoolState.READY
-        if any(s.state in COMING or s.purpose == Purpose.RESTART for s in self.slots) or self.ready_count:
+        if any(s.state in COMING or s.returning for s in self.slots) or self.ready_count:
             return PoolState.STARTING
         if any(s.held for s in self.slots):
             return PoolState.DRAINING
@@ -303,6 +308,15 @@ class Pool:
             slot.due_at = None
             slot.change(Change.REST, now)
 
+    def _recycle(self, slot: Slot, reason: str, now: float) -> None:
+        """Replace a worker that has asked for it, one at a time in the pool; who is refused asks again if it still matters."""
+        others_away = any(s.state in COMING or s.returning for s in self.slots if s is not slot)
+        young = slot.ready_at is None or now < slot.ready_at + _RECYCLE_APART_S
+        refused = slot.state != State.READY or others_away or young or self.stop_asked_at is not None
+        self.workers.report("worker_recycle_postponed" if refused else "worker_recycling", slot, "warning", reason=reason)
+        if not refused:
+            self._finish_first(slot, Purpose.RECYCLE, reason, now)
+
     def _finish_first(self, slot: Slot, purpose: Purpose, reason: str, now: float) -> None:
         """Take a serving slot out of service, for what comes when its work is done or the drain limit is reached."""
         if slot.state == State.READY:
@@ -363,7 +377,7 @@ class Pool:
             self._told_limits = limits
             self._out.append(SetLimits(*limits, f"{healthy} of {len(self.slots)} workers are healthy"))
         # After the router's own restart those that serve are still on their way to it.
-        coming = sum(s.state in COMING or s.purpose == Purpose.RESTART or (s.serving and not s.joined) for s in self.slots)
+        coming = sum(s.state in COMING or s.returning or (s.serving and not s.joined) for s in self.slots)
         expect = (self.ready_count, coming, factors.batch)
         if self.router.up and self._told_expect != expect:
             self._told_expect = expect

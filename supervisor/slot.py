@@ -20,6 +20,7 @@ class Purpose(StrEnum):
 
     NONE = "none"  # nobody asked: a crash
     RESTART = "restart"  # an operator wants a new one at once
+    RECYCLE = "recycle"  # a new one shall take over what memory the old one has lost
     REST = "rest"  # none wanted afterwards: the pool stops, or an operator has the device
     REPLACE = "replace"  # it is stuck or sick: counts like a crash
     CARD = "card"  # its card was judged
@@ -81,6 +82,11 @@ class Slot:
     card_factor: float = 1.0  # share of the batch that the card can bear, below 1 while it throttles
 
     @property
+    def returning(self) -> bool:
+        """Whether a new process is to follow the present one at once, by plan."""
+        return self.purpose in (Purpose.RESTART, Purpose.RECYCLE)
+
+    @property
     def wants_hold(self) -> bool:
         """Whether the router shall give it no new work."""
         return self.held or self.state in (State.DRAINING, State.DRAINED)
@@ -116,7 +122,7 @@ class Slot:
         """Whether nothing is wrong with it: serving, on its first start, or away by an operator's wish."""
         if self.state in (State.READY, State.DRAINING, State.DRAINED):
             return True
-        if self.purpose == Purpose.RESTART or (self.held and not self.crashed and self.sentence is None):
+        if self.returning or (self.held and not self.crashed and self.sentence is None):
             return True
         waiting = self.state == State.BACKING_OFF and not self.reason
         return not self.crashed and (waiting or self.state in (State.STARTING, State.LOADING))

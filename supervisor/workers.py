@@ -30,7 +30,10 @@ _CONDEMNED_S: Final = 2.0
 #: What a death is to the router's books.
 _KINDS: Final = {
     Purpose.NONE: "crash", Purpose.REPLACE: "stuck", Purpose.RESTART: "operator", Purpose.REST: "operator", Purpose.CARD: "card",
+    Purpose.RECYCLE: "recycle",
 }  # fmt: skip
+
+_END_REASONS: Final = {Purpose.RESTART: "restart asked", Purpose.RECYCLE: "recycled"}
 
 #: Says why no process may be started in a slot now, if so.
 Gate = Callable[[int, float], str | None]
@@ -136,20 +139,21 @@ class Workers:
         stable = slot.stable(now, self.policy.restart.stable_after_s)
         last_exit = slot.last_exit = {
             "incarnation": slot.incarnation, "pid": slot.pid, "code": exit_.code, "signal": exit_.signal,
-            "cause": slot.reason or exit_.cause, "planned": slot.purpose in (Purpose.RESTART, Purpose.REST),
+            "cause": slot.reason or exit_.cause, "planned": slot.returning or slot.purpose == Purpose.REST,
             "lived_s": round(now - slot.spawned_at, 3), "stderr": list(exit_.stderr),
         }  # fmt: skip
         if not self.stopping:
             self.ends[slot.number, _KINDS[slot.purpose]] += 1
-        purpose, slot.pid, slot.joined, slot.late, slot.ladder = slot.purpose, None, False, False, []
+        purpose, returning = slot.purpose, slot.returning
+        slot.pid, slot.joined, slot.late, slot.ladder = None, False, False, []
         if self.stopping or purpose == Purpose.REST:
             slot.change(Change.REST, now)
         elif slot.sentence is not None:
             slot.change(slot.sentence, now)
             self.report("worker_exited", slot, "error", **_told(last_exit))
-        elif purpose == Purpose.RESTART:
+        elif returning:
             slot.change(Change.REST, now)
-            self.start(slot, "restart asked", now)
+            self.start(slot, "recycled" if purpose == Purpose.RECYCLE else "restart asked", now)
         elif slot.held:
             # What an operator took out of service is not brought back by a crash; `resume` starts it again.
             slot.change(Change.REST, now)
@@ -238,7 +242,7 @@ class Workers:
         if slot.purpose == Purpose.NONE:
             slot.change(Change.IDLE, now)
         else:
-            self.end(slot, slot.purpose, self.gentle(), "restart asked" if slot.purpose == Purpose.RESTART else "released", now)
+            self.end(slot, slot.purpose, self.gentle(), _END_REASONS.get(slot.purpose, "released"), now)
 
     # Cards.
 
