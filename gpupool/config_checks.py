@@ -21,7 +21,7 @@ from gpupool.keys import is_key
 #: Of all models together, packed: they travel to each child in one channel message, beside the rest of its spec.
 MAX_OPTIONS_BYTES: Final = 64 * 1024
 #: Below this no worker comes up, and how it fails is not always plain.
-MIN_CPU_LIMIT_BYTES: Final = 256 << 20
+MIN_CPU_LIMIT_BYTES: Final = 128 << 20
 #: Key, and the key that its default must not exceed.
 _FOLLOWERS: Final = {"min_batch": "max_batch", "idle_window_ms": "window_ms", "max_message_bytes": "max_pending_bytes"}
 
@@ -140,7 +140,7 @@ def _batching(document: Document) -> Iterator[Finding]:
 def _memory(document: Document) -> Iterator[Finding]:
     limit = document.memory.cpu_limit_bytes
     if 0 < limit < MIN_CPU_LIMIT_BYTES:
-        hint = "a worker without any model takes about half of that, and torch 150 MiB more"
+        hint = "a worker takes nearly that before it has a model, and torch 150 MiB more"
         yield _finding("memory.cpu_limit_bytes", f"0 for no limit, or at least {MIN_CPU_LIMIT_BYTES}", limit, hint=hint)
 
 

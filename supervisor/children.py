@@ -235,6 +235,7 @@ class Children:
     def _on_worker_message(self, slot: int, incarnation: int, m: Message) -> None:
         match m.get("t"):
             case "loaded":
+                self.reports[slot] = {"memory": m.get("memory", {})}  # until its first report
                 self._feed(ev.WorkerLoaded(slot, incarnation, {k: v for k, v in m.items() if k != "t"}))
             case "report":
                 self.reports[slot] = m

@@ -24,6 +24,7 @@ from gpupool.spec import WorkerSpec, worker_spec
 from .backlog import Backlog
 from .batcher import Batcher
 from .beat import Beat
+from .budget import share_one_heap
 from .ceiling import Ceilings
 from .device import Device, DeviceError
 from .execute import Executor, check_outputs
@@ -220,6 +221,8 @@ def main() -> NoReturn:
     if spec.cpus:
         with contextlib.suppress(OSError):  # the set may have been narrowed since; then the old one holds
             os.sched_setaffinity(0, spec.cpus)  # before any thread is started, and before torch counts its cores
+    if spec.device == "cpu" and spec.memory.cpu_limit_bytes:
+        share_one_heap()
     Worker(inherited, spec).run()
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from demonstrations import fairness, fast_fail, held_bytes, overload, poison, router_kill, unequal
+from demonstrations import fairness, fast_fail, held_bytes, memory, overload, poison, router_kill, unequal
 from demonstrations.finding import Finding, broken, table
 
 Show = Callable[[Path, float], Sequence[Finding]]
@@ -26,6 +26,7 @@ ALL: Final[dict[str, tuple[Show, float, float]]] = {
     "fairness": (fairness.show, 40.0, 16.0),
     "unequal": (unequal.show, 36.0, 9.0),
     "router-kill": (router_kill.show, 20.0, 4.0),
+    "memory": (memory.show, 30.0, 5.0),
     "fast-fail": (fast_fail.show, 30.0, 5.0),
 }
 

@@ -160,7 +160,7 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
         "of the form",
     ),
     "Fluentd": ('[logs]\nfluentd = "localhost:24224"', "logs.fluentd", "not supported yet"),
-    "memory below any worker": ("[memory]\ncpu_limit_bytes = 1000", "memory.cpu_limit_bytes", "at least 268435456"),
+    "memory below any worker": ("[memory]\ncpu_limit_bytes = 1000", "memory.cpu_limit_bytes", "at least 134217728"),
     "one port twice": ('[http]\nbind = "127.0.0.1:5555"', "http.bind", "another port than router.bind's"),
     "overflow workers": ("[pool]\ncpu_overflow = 1", "pool.cpu_overflow", "not supported yet"),
 }
