@@ -93,6 +93,7 @@ class HostBudget:
     """The memory of this process on the host."""
 
     def __init__(self) -> None:
+        self._inherited = resource.getrlimit(resource.RLIMIT_DATA)[0]  # whoever set it meant us: it is never passed
         self._limit: int | None = None
         self._reserve: mmap.mmap | None = None
         with contextlib.suppress(OSError, AttributeError):
@@ -100,11 +101,10 @@ class HostBudget:
 
     def set_limit(self, limit_bytes: int | None) -> None:
         """Enforce a limit from now on, None: no longer. Below what is used it only refuses what comes from now on."""
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        wanted = resource.RLIM_INFINITY if limit_bytes is None else limit_bytes
-        if hard != resource.RLIM_INFINITY:  # somebody else's limit, which we may not pass
-            wanted = hard if limit_bytes is None else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+        wanted = self._inherited if limit_bytes is None else limit_bytes
+        if self._inherited != resource.RLIM_INFINITY:
+            wanted = min(wanted, self._inherited)
+        resource.setrlimit(resource.RLIMIT_DATA, (wanted, resource.getrlimit(resource.RLIMIT_DATA)[1]))
         self._limit = None if wanted == resource.RLIM_INFINITY else wanted
         if self._limit is None:
             self.relieve()
