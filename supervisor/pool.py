@@ -31,8 +31,6 @@ _ROUTER_FIRST_TRIES: Final = 5
 _ROUTER_LATE_S: Final = 1.0
 #: A router without a beat for so long (or twice the heartbeat's time-out) is replaced.
 _ROUTER_DEAD_S: Final = 5.0
-#: A worker is not recycled again before its process has served for so long: what comes back at once is no loss of memory over time.
-_RECYCLE_APART_S: Final = 60.0
 #: The supervisor's own loop came round so late that the ages it sees are its own.
 _PAUSE_S: Final = 1.0
 
@@ -309,9 +307,13 @@ class Pool:
             slot.change(Change.REST, now)
 
     def _recycle(self, slot: Slot, reason: str, now: float) -> None:
-        """Replace a worker that has asked for it, one at a time in the pool; who is refused asks again if it still matters."""
+        """Replace a worker that has asked for it; who is refused asks again if it still matters.
+
+        One at a time in the pool, and none that has not served for long enough to be called stable: what is back at once was not lost over time. No death
+        is noted, so that no worker is parked for it.
+        """
         others_away = any(s.state in COMING or s.returning for s in self.slots if s is not slot)
-        young = slot.ready_at is None or now < slot.ready_at + _RECYCLE_APART_S
+        young = slot.ready_at is None or now < slot.ready_at + self.policy.restart.stable_after_s
         refused = slot.state != State.READY or others_away or young or self.stop_asked_at is not None
         self.workers.report("worker_recycle_postponed" if refused else "worker_recycling", slot, "warning", reason=reason)
         if not refused:

@@ -115,7 +115,7 @@ class Verbs:
             if not isinstance(value, int | float) or not 0 <= value <= _MAX_TRACE_S:
                 raise Refused("bad_request", f"{name}: expected a number of seconds from 0 to {_MAX_TRACE_S:g}")
         child = s.child(slot)
-        if child is None or not s.pool.slots[slot].serving:
+        if child is None or not s.pool.slots[slot].joined:
             raise Refused("refused", f"worker {slot} is {s.pool.slots[slot].state}: it has loaded no models")
         s.log.event.info("asked", verb="snapshot", workers=[slot], seconds=seconds, uid=peer[0], by=peer[1])
         path = s.snapshot_path(slot)
