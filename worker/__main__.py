@@ -134,6 +134,9 @@ class Worker:
         for model in models:
             warm.append(warm_up(model, check_outputs, self.device.release))
             self.record.progress()
+        # What was loaded stays: the collections between measurements need not look at it.
+        gc.collect()
+        gc.freeze()
         self.memory.measure(models, warm, check_outputs, self.record.progress)
         return models
 

@@ -14,7 +14,7 @@ FAILURES: Final = 3
 WINDOW_S: Final = 300.0
 GROWN: Final = 0.1
 #: The supervisor may have reasons to let a worker go on for now: it is asked again.
-ASK_AGAIN_S: Final = 30.0
+ASK_AGAIN_S: Final = 10.0
 
 
 class Exhaustion:
