@@ -239,6 +239,21 @@ def test_a_batch_that_does_not_fit_is_answered_in_parts_and_remembered() -> None
     assert bench.record.errors == [FaultKind.OUT_OF_MEMORY]
 
 
+def test_a_size_that_is_too_large_is_not_tried_again_in_the_same_batch() -> None:
+    bench = Bench(fits(4), max_batch=16)
+
+    assert bench.run(*range(16)) == list(range(16))
+    assert [len(tickets) for tickets in bench.record.tries] == [16, 8, 4, 4, 4, 4]
+    assert bench.exhaustion.failures == 2
+
+
+def test_one_oversize_sample_does_not_have_the_others_run_in_pieces() -> None:
+    bench = Bench(fits(16, never=0), max_batch=16)
+    bench.run(*range(16))
+
+    assert [len(tickets) for tickets in bench.record.tries] == [16, 8, 4, 2, 1, 1, 2, 4, 8]
+
+
 def test_the_ceiling_recovers_when_memory_is_back() -> None:
     bench = Bench(fits(4))
     bench.run(*range(8))
