@@ -63,6 +63,7 @@ class SlotWord(IntEnum):
     ROUTER_EPOCH = 14  # [worker] the router it is registered with
     MEMORY_BYTES = 15  # [worker] resident memory of the process
     WINDOW_NS = 16  # [worker] in force now
+    SIDE_TICKET = 17  # [worker] the request that the model's code has beside the batch: its pre- or postprocessing; 0 none
     SET_BATCH_PPM = 24  # [supervisor] share of the batch limit, in millionths; 0: all of it
     SET_WINDOW_PPM = 25  # [supervisor] share of the configured window, in millionths; 0: all of it
 
@@ -215,13 +216,16 @@ class Board:
         self._words[at + SlotWord.RUNNING_TICKETS] = len(tickets)
 
     def running(self, slot: int) -> list[int] | None:
-        """Return the tickets of the batch that a (dead) worker was running; None when they cannot be told: suspect all."""
+        """Return the tickets of what the model's code had in a (dead) worker; None when they cannot be told: suspect all."""
         at = self._at(slot)
         count = self._words[at + SlotWord.RUNNING_TICKETS]
         if count > TICKET_WORDS:
             return None
         first = at + SLOT_WORDS
-        return self._words[first : first + count].tolist()
+        tickets = self._words[first : first + count].tolist()
+        if side := self._words[at + SlotWord.SIDE_TICKET]:
+            tickets.append(side)
+        return tickets
 
     def _at(self, slot: int) -> int:
         if not 0 <= slot < self.slots:

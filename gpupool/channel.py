@@ -9,7 +9,7 @@ Every message is a map with a key `t`. The first to a child is its `spec`. What 
 | --- | --- |
 | lost {slot, incarnation, running, blame, reason, kind} | that worker is dead; `running`: its batch's tickets, None: unknown |
 | hold {slot} / release {slot} | send no new work to the slot / do again |
-| avoid {slot, on} | its worker is late: use it only when there is no other |
+| avoid {slot, on} | its worker is late: give it nothing new |
 | expect {ready, coming, admission} | workers ready, those that may yet become so, share of the backlog's bounds in force |
 | settings {…} | live values of a reload |
 | drain {} | refuse new requests with `draining`, finish the rest, answer `drained` |

@@ -26,7 +26,7 @@ _LENGTH: Final = 40
 _MAX_BYTES: Final = 16 * 1024
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 #: Errors that say nothing about the file: the process, or the host, is short of something.
-_PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EINTR, errno.ESTALE})
+PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EINTR, errno.ESTALE})
 
 
 class KeyFileError(ValueError):
@@ -85,7 +85,7 @@ def _entries(path: Path, *, private: bool) -> dict[str, str]:
         # Without waiting: opening a FIFO would.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as e:
-        if e.errno in _PASSING:
+        if e.errno in PASSING:
             raise
         raise KeyFileError(f"{path}: cannot be read: {e.strerror or e}") from None
     try:

@@ -103,19 +103,19 @@ def parse_header(frame: bytes) -> Header:
     version = get("v")
     if type(version) is not int or version != VERSION:
         raise _refusal(raw, "v", f"protocol version {VERSION}", request_id)
-    kind = get("type", "infer")
+    kind = "infer" if (found := get("type")) is None else found
     if type(kind) is not str or kind not in TYPES:
         raise _refusal(raw, "type", "one of " + ", ".join(TYPES), request_id)
     timeout_ms = get("timeout_ms")
     if timeout_ms is not None and (type(timeout_ms) is not int or not 0 < timeout_ms <= MAX_TIMEOUT_MS):
         raise _refusal(raw, "timeout_ms", f"an integer from 1 to {MAX_TIMEOUT_MS}", request_id)
-    priority = get("priority", DEFAULT_PRIORITY)
+    priority = DEFAULT_PRIORITY if (found := get("priority")) is None else found
     if type(priority) is not int or not 0 <= priority <= MAX_PRIORITY:
         raise _refusal(raw, "priority", f"an integer from 0 to {MAX_PRIORITY}", request_id)
-    many = get("many", False)
+    many = False if (found := get("many")) is None else found
     if type(many) is not bool:
         raise _refusal(raw, "many", "a boolean", request_id)
-    retry = get("retry", True)
+    retry = True if (found := get("retry")) is None else found
     if type(retry) is not bool:
         raise _refusal(raw, "retry", "a boolean", request_id)
     for field, limit in _TEXTS:

@@ -80,10 +80,12 @@ class Core:
                 self.ledger.commands.append(Reply(reply, {}))
             connection.garbage = 0
         except WireError as e:
-            if e.code is ErrorCode.BAD_REQUEST and self._is_garbage(client, connection):
+            if e.code is not ErrorCode.BAD_REQUEST or (e.field == "v" and e.request_id is not None):
+                connection.garbage = 0  # sense, though not to be had: a newer client's, too
+            elif self._is_garbage(client, connection):
                 self.ledger.accounts.silenced += 1
-            else:
-                self._refuse(client, e, header, frames, delimiter=delimiter)
+                return
+            self._refuse(client, e, header, frames, delimiter=delimiter)
         except Exception:  # a fault of ours in one message must not cost the others theirs
             self.ledger.commands.append(Event("error", "message_failed", {"traceback": traceback.format_exc()}))
             mine = Refused("the router failed on this message", ErrorCode.INTERNAL, header.id if header else None)
@@ -228,6 +230,8 @@ class Core:
         """Answer whatever is left, and quit."""
         self.mode = Mode.STOPPING
         for request in self.ledger.all_open():
+            if request.state is State.IN_FLIGHT:
+                request.attempts += 1  # it may have begun: whoever must not have it run twice is told so
             self.ledger.withdraw(request)
             self.ledger.finish(request, ErrorCode.DRAINING, now, message="the pool is stopping")
         self.ledger.commands.append(Quit())
@@ -255,6 +259,10 @@ class Core:
     def clear_poison(self, prefix: str) -> int:
         """Let contents pass again whose hash begins so, all with ""; returns how many."""
         return self.ledger.poison.clear(prefix)
+
+    def held_bytes(self) -> int:
+        """Return the bytes of bodies that wait or are at workers."""
+        return self.ledger.backlog.size_bytes + sum(w.size_bytes for w in self.workers.fleet.by_slot.values())
 
     def undelivered(self, count: int = 1) -> None:
         """Replies could not be brought to their clients."""

@@ -27,6 +27,7 @@ FLOOD: Final = 4
 #: Infrastructure errors in a row after which a worker is reported for replacement.
 MAX_FAILURES: Final = 5
 NO_WORKERS_RETRY_MS: Final = 1000
+_URGENT: Final = int(WorkFlag.URGENT)
 #: A router's tickets start at its epoch times this, so that none is ever used by two routers of a pool.
 _TICKETS_PER_EPOCH: Final = 1 << 40
 _MAX_EPOCHS: Final = 1 << 23
@@ -104,6 +105,8 @@ class Dispatch:
                 continue
             accounts.in_flight -= 1
             code, message = result.code, result.message
+            if code == "ok" and ledger.poison.suspects:
+                ledger.poison.survived(request.model, request.frames, now)
             if code not in RETRYABLE:
                 code, message = ErrorCode.INTERNAL, "the worker answered with a code unknown to the router"
             try:
@@ -224,15 +227,14 @@ class Dispatch:
             balance.begin(candidates)
         while backlog:
             worker = None if self._no_room else balance.best()
-            if worker is not None:
-                request = backlog.pop()
-            else:
+            urgent = worker is None
+            if worker is None:
                 self._no_room = True
                 worker = self._ahead_of_flood(candidates)
                 if worker is None:
                     break
-                request = backlog.pop()
-                request.flags |= WorkFlag.URGENT
+            request = backlog.pop(now)
+            request.flags = request.flags | _URGENT if urgent else request.flags & ~_URGENT
             if request.deadline <= now:
                 ledger.finish(request, ErrorCode.DEADLINE_EXCEEDED, now, message="time ran out before any worker was free")
                 continue
@@ -252,9 +254,9 @@ class Dispatch:
         would else still cost it the batch that a flood has waiting at the worker.
         """
         backlog = self._ledger.backlog
-        if len(backlog.tenants) * FLOOD > sum(w.room for w in workers) or backlog.head().tenant.outstanding:
+        if backlog.tenant_count * FLOOD > sum(w.room for w in workers) or backlog.head().tenant.outstanding:
             return None
-        return self.balance.choose(w for w in workers if w.can_take(w.batch_limit // 2))
+        return self.balance.choose(w for w in workers if w.proven and w.can_take(w.batch_limit // 2))
 
     def settle(self, now: float) -> None:
         """Answer what nobody will ever run, and report held workers that have finished."""

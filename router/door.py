@@ -60,7 +60,7 @@ class Door:
         named: told routing id and name of each client that has a key, at its first message.
 
     Raises:
-        KeyFileError: when the pool's secret key, or the folder of the clients' keys, is of no use.
+        KeyFileError: when the pool's secret key is of no use. A folder of clients' keys that is of none authorises nobody.
     """
 
     def __init__(
@@ -85,15 +85,13 @@ class Door:
             self._public = zmq.curve_public(self._secret).decode()
             self._keyring = Keyring(Path(curve.authorized_keys_dir))
             self._keys = self._keyring.look()
-            if "" in self._keys.problems:
-                raise KeyFileError(self._keys.problems[""])
         self.peers = Peers(self._keys.names if curve is not None else None)
         self._told: set[str] = set()  # removed keys that went on talking and were told of
         self._unknown_keys = 0
         self._unknown_told_at = 0.0
         self._suspects_told_at = 0.0
         self._request: list[bytes] | None = None  # a handshake that waits for its answer
-        self._asked_at = 0.0
+        self._asked_at: float | None = None  # since when somebody has been waiting without a break
         self._zap = context.socket(zmq.REP)
         self._zap.bind(_ZAP)
         self._monitor = context.socket(zmq.PAIR)
@@ -190,16 +188,21 @@ class Door:
         """
         zap = self._zap
         if self._request is None and not int(zap.get(zmq.EVENTS)) & zmq.POLLIN:
+            self._asked_at = None
             return False
+        if self._asked_at is None:
+            self._asked_at = (
+                now  # one patience for all who knock one after the other: a busy socket must not make them queue for it
+            )
         for _ in range(_ANSWERS_PER_TURN):
             if self._request is None:
                 try:
                     self._request = zap.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
+                    self._asked_at = None
                     return False
-                self._asked_at = now
             self.watch(_ALL_REPORTS)
-            if drain() and now < self._asked_at + _PATIENCE_S:
+            if now < self._asked_at + _PATIENCE_S and drain():
                 return True
             request, self._request = self._request, None
             zap.send_multipart(self._reply(request, now), zmq.NOBLOCK)

@@ -57,7 +57,7 @@ class Intake:
         Raises:
             WireError: when it cannot be one, with the reply's code.
         """
-        request_id, flags, rows, model = header.id, WorkFlag.NONE, 1, 0
+        request_id, flags, rows, model = header.id, 0, 1, 0
         if not frames:
             raise Refused("infer needs a body frame after the header", ErrorCode.BAD_REQUEST, request_id)
         if len(frames) > MAX_BUFFERS + 1:
@@ -74,7 +74,7 @@ class Intake:
             current = f"{self._spec.models[model].name} is at version {self._spec.models[model].version}"
             raise Refused(current, ErrorCode.VERSION_MISMATCH, request_id, field="version")
         if header.many:
-            flags = WorkFlag.MANY
+            flags = int(WorkFlag.MANY)
             try:
                 rows = row_count(frames[0])
             except WireError as e:

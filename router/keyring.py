@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from gpupool.keys import NAME, PUBLIC_SUFFIX, KeyFileError, read_public
+from gpupool.keys import NAME, PASSING, PUBLIC_SUFFIX, KeyFileError, read_public
 
 LOOK_S: Final = 0.5
 MAX_KEYS: Final = 1000
@@ -62,6 +62,11 @@ class Keyring:
                     try:
                         about = entry.stat()
                     except FileNotFoundError:  # gone meanwhile, or a link to nowhere
+                        continue
+                    except OSError as e:
+                        if e.errno in PASSING:
+                            raise
+                        stamps[entry.name] = (0, 0, 0, 0)  # read_public will say what is wrong with it
                         continue
                     stamps[entry.name] = about.st_mtime_ns, about.st_ctime_ns, about.st_ino, about.st_size
         return dict(sorted(stamps.items()))

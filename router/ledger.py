@@ -20,7 +20,7 @@ from .admission import Bounds
 from .backlog import Backlog
 from .commands import Command, Event
 from .deadlines import Deadlines
-from .poison import Poison
+from .poison import CONTENT_DEATHS, Poison
 from .replies import Replies
 from .requests import Request, State
 from .retry_budget import RetryBudget
@@ -75,20 +75,21 @@ class Ledger:
 
     def full_for(self, request: Request) -> str | None:
         """Say which bound a newcomer would break."""
-        return self.bounds.full_for(request.tenant, request.size, len(self.suspects))
+        suspects = len(self.suspects)
+        return self.bounds.full_for(request.size, suspects) or self.bounds.full_of(request.tenant, request.size, suspects)
 
     def make_room(self, request: Request, now: float) -> str | None:
         """Say which bound a newcomer would break when nobody has to give way to it.
 
-        As long as one tenant holds more of the queue than the newcomer's would, that one's last request is refused in its place: who
-        floods starves nobody but itself (dropping from the longest queue, as in McKenney's fairness queueing, 1990).
+        In a full queue the tenant that holds most gives up its last place, if that is much more than the newcomer's holds: who floods
+        starves nobody but itself (dropping from the longest queue, as in McKenney's fairness queueing, 1990).
         """
         bounds, tenant = self.bounds, request.tenant
-        while full := bounds.full_for(tenant, request.size, len(self.suspects)):
-            if own := bounds.full_alone(tenant, request.size):
-                return own
+        if own := bounds.full_of(tenant, request.size, len(self.suspects)):
+            return own
+        while full := bounds.full_for(request.size, len(self.suspects)):
             heaviest = bounds.heavier_than(tenant, request.size)
-            if heaviest is None:
+            if heaviest is None or not bounds.can_give(heaviest, tenant, request.size):
                 return full
             last = self.backlog.last_of(heaviest)
             self.backlog.remove(last)
@@ -118,8 +119,9 @@ class Ledger:
     ) -> None:
         """Answer a request that has been taken out of wherever it was."""
         reply = self.replies.finished(request, code, now, message=message, result=result, retry_after_ms=retry_after_ms)
+        if request.state is not State.IN_FLIGHT or result is not None:
+            request.frames = ()  # else they may yet turn out to have killed their worker, which holds them too
         request.state = State.DONE
-        request.frames = ()
         mine = self.open[request.client]
         del mine[request.id]
         if not mine:
@@ -154,7 +156,12 @@ class Ledger:
         back: list[Request] = []
         for request in requests:
             self.suspects.returned(request)
+            sole = death.blame and death.running is not None and len(death.running) == 1 and request.ticket in death.running
+            deaths = self.poison.death(request.model, request.frames, now) if sole and request.frames else 0
+            if deaths >= CONTENT_DEATHS:
+                self._poison(request, deaths, now)
             if request.state is State.DONE:
+                request.frames = ()
                 continue
             self.accounts.in_flight -= 1
             if death.running is None or request.ticket in death.running:
@@ -173,16 +180,11 @@ class Ledger:
     def _ends_with(self, request: Request, now: float, *, again: bool) -> bool:
         """Answer a request that came back from a dead worker and may not be sent again; `again`: it would run a second time."""
         if request.deaths >= POISON_DEATHS:
-            name = self.poison.add(request.model, request.frames, now, deaths=request.deaths)
-            fields = {
-                "hash": name,
-                "model": self._names[request.model],
-                "input_bytes": request.size,
-                "worker_deaths": request.deaths,
-            }
-            self.commands.append(Event("error", "request_poisoned", fields))
+            self._poison(request, request.deaths, now)
             text = f"{request.deaths} workers died while they ran this request; it is refused for a while"
             self.finish(request, ErrorCode.POISON, now, message=text)
+        elif len(self.poison) and self.poison.holds(request.model, request.frames, now):
+            self.finish(request, ErrorCode.POISON, now, message="workers die of this content; it is refused for a while")
         elif request.deadline <= now:
             self.finish(request, ErrorCode.DEADLINE_EXCEEDED, now, message="time ran out; its worker died")
         elif not request.retry:
@@ -198,6 +200,12 @@ class Ledger:
         else:
             return False
         return True
+
+    def _poison(self, request: Request, deaths: int, now: float) -> None:
+        """Refuse a request's content from now on."""
+        name = self.poison.add(request.model, request.frames, now, deaths=deaths)
+        fields = {"hash": name, "model": self._names[request.model], "input_bytes": request.size, "worker_deaths": deaths}
+        self.commands.append(Event("error", "request_poisoned", fields))
 
     def _requeue(self, requests: Iterable[Request], now: float, reason: str) -> None:
         """Let requests wait again, before all others; those that saw a worker die at their hands wait among the suspects.

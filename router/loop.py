@@ -92,7 +92,7 @@ class Router:
             return Exit.BAD_CONFIG
         self._clients = open_clients(self._context, self._spec, self._door.attach)
         self._workers = open_workers(self._context, self._spec)
-        self._hoards = Hoards(self._door.peers, 2 * self._spec.max_message_bytes, self._log)
+        self._hoards = Hoards(self._door.peers, 2 * self._spec.max_message_bytes, self._log, self._held_bytes)
         loop = self._loop
         loop.set_exception_handler(self._on_exception)
         for number in (signal.SIGINT, signal.SIGHUP):
@@ -199,10 +199,12 @@ class Router:
         return send(self._clients, frames, lambda: self._door.is_open(client))
 
     def _flush(self) -> None:
-        self._core.undelivered(self._outbox.flush(self._send, time.monotonic()))
-        if self._outbox:
-            self._loop.call_later(_OUTBOX_S, self._flush)
-        self._ask_turn()
+        try:
+            self._core.undelivered(self._outbox.flush(self._send, time.monotonic()))
+        finally:  # whatever happened, those who still wait are offered theirs again
+            if self._outbox:
+                self._loop.call_later(_OUTBOX_S, self._flush)
+            self._ask_turn()
 
     def _ask_turn(self) -> None:
         if not self._turn_asked:
@@ -343,6 +345,9 @@ class Router:
         self._untold.append(message)
         while self._untold and self._channel.send(self._untold[0]):
             self._untold.popleft()
+
+    def _held_bytes(self) -> int:
+        return self._core.held_bytes() + self._outbox.size_bytes
 
     def _beat(self) -> None:
         self._loop.call_later(_BEAT_S, self._beat)

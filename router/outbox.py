@@ -39,7 +39,7 @@ class Outbox:
         self._max_age_s = max_age_s
         self._queues: dict[bytes, deque[tuple[float, Frames]]] = {}
         self._sizes: dict[bytes, int] = {}
-        self._size = 0
+        self.size_bytes = 0
 
     def __bool__(self) -> bool:
         return bool(self._queues)
@@ -54,36 +54,37 @@ class Outbox:
         """Keep a reply, the client's routing id first; False when the bounds do not allow it."""
         client, size = frames[0], _size(frames)
         held = self._sizes.get(client, 0)
-        if held and (held + size > self._max_client_bytes or self._size + size > self._max_bytes):
+        if held and (held + size > self._max_client_bytes or self.size_bytes + size > self._max_bytes):
             return False
         self._queues.setdefault(client, deque()).append((now, frames))
         self._sizes[client] = held + size
-        self._size += size
+        self.size_bytes += size
         return True
 
     def drop(self, client: bytes) -> int:
         """Forget what is kept for a client that is gone; return how many replies that were."""
-        self._size -= self._sizes.pop(client, 0)
+        self.size_bytes -= self._sizes.pop(client, 0)
         return len(self._queues.pop(client, ()))
 
     def flush(self, send: Callable[[Frames], Sent], now: float) -> int:
         """Offer what is kept again; return how many replies were given up: too old, or their client is gone."""
         given_up = 0
         for client in list(self._queues):
-            queue = self._queues[client]
+            queue = self._queues.get(client)
             while queue:
                 kept_at, frames = queue[0]
-                sent = send(frames)
-                if client not in self._queues:  # dropped meanwhile, and counted
+                sent = send(frames)  # may tell of connections that ended: this client's, or another's
+                if client not in self._queues:
                     break
                 if sent is Sent.BUSY and now < kept_at + self._max_age_s:
                     break
                 given_up += sent is not Sent.OK
                 queue.popleft()
                 self._sizes[client] -= _size(frames)
-                self._size -= _size(frames)
+                self.size_bytes -= _size(frames)
             else:
-                del self._queues[client], self._sizes[client]
+                if client in self._queues:
+                    del self._queues[client], self._sizes[client]
         return given_up
 
 

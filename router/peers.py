@@ -30,6 +30,7 @@ class _Connection:
     key: str = ""
     name: str = ""
     looked_at: int = 0  # bytes it had sent when its messages were last looked for
+    looks: int = 0  # in a row that found too much since then
 
 
 class Peers:
@@ -92,7 +93,10 @@ class Peers:
         """Other keys are authorised from now on: what clients without one have sent is not run, and nothing more is taken from them."""
         self._names = names
         self.known.clear()  # looked at again, each at its next message
-        self.gone += [client for client, connection in self._by_client.items() if connection.key not in names]
+        for client, connection in self._by_client.items():
+            if connection.key not in names:
+                connection.name = ""  # told anew should its key come back
+                self.gone.append(client)
 
     def has(self, client: bytes) -> bool:
         """Whether a client's connection is open."""
@@ -115,8 +119,8 @@ class Peers:
         """Whether a client has chosen its routing id itself: those of libzmq begin with a zero byte."""
         return any(client[0] for client in self._by_client)
 
-    def hoarding(self, received: Callable[[int], int | None], limit: int) -> list[tuple[int, int]]:
-        """Return descriptor and bytes of each connection that has sent more than `limit` since a message of it was taken.
+    def hoarding(self, received: Callable[[int], int | None], limit: int) -> list[tuple[int, int, int]]:
+        """Return each connection that has sent more than `limit` since a message of it was taken: descriptor, bytes, looks in a row.
 
         To know of that costs nothing as long as nobody asks: who has sent so much is `known` no more, which its next message mends.
         """
@@ -127,9 +131,10 @@ class Peers:
                 continue
             if connection.client in self.known:
                 self.known.discard(connection.client)
-                connection.looked_at = size
+                connection.looked_at, connection.looks = size, 0
             else:
-                found.append((fd, size - connection.looked_at))
+                connection.looks += 1
+                found.append((fd, size - connection.looked_at, connection.looks))
         return found
 
     def stats(self, now: float) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""Requests that have killed workers twice: their content is refused for a while.
+"""Requests that have killed workers: their content is refused for a while.
+
+A request that killed two is poison. So is a content of which requests, each for itself alone on its worker, have killed three within
+some minutes and that none of them survived: those that are not run again (`retry: false`, or answered before the death came) would
+else each cost a worker for ever.
 
 The content's hash is taken only when a request of the same model and size is in the table, so ordinary traffic pays a set lookup
 at most.
@@ -14,6 +18,12 @@ from typing import Any, Final
 
 TTL_S: Final = 3600.0
 MAX_ENTRIES: Final = 1024
+#: Deaths at the hands of one content, of which no request had two, that make it poison; and within what time. One more than a request
+#: needs: frequent contents are there when workers die for other reasons.
+CONTENT_DEATHS: Final = 3
+CONTENT_S: Final = 600.0
+#: How often a success is compared with the contents that are suspected: frequent ones are cleared soon, and nobody pays for others.
+_COMPARE_S: Final = 0.01
 #: Entries that are shown at a time; the newest count.
 MAX_SHOWN: Final = 50
 
@@ -38,9 +48,33 @@ class Poison:
         self._max_entries = max_entries
         self._entries: dict[bytes, Entry] = {}  # in order of expiry
         self._shapes: Counter[tuple[int, int]] = Counter()  # (model, bytes)
+        self._deaths: dict[bytes, list[float]] = {}  # instants by content, the latest content last
+        self._compare_at = 0.0
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def death(self, model: int, frames: Sequence[bytes], now: float) -> int:
+        """Note that a worker died while it ran this content and nothing else; return how many have lately."""
+        key = _digest(model, frames)
+        instants = [at for at in self._deaths.pop(key, ()) if at > now - CONTENT_S][-CONTENT_DEATHS:]
+        while len(self._deaths) >= self._max_entries:
+            del self._deaths[next(iter(self._deaths))]
+        self._deaths[key] = [*instants, now]
+        return len(instants) + 1
+
+    @property
+    def suspects(self) -> bool:
+        """Whether a worker has died of some content alone that nothing is known in favour of."""
+        return bool(self._deaths)
+
+    def survived(self, model: int, frames: Sequence[bytes], now: float) -> None:
+        """Note that a worker ran this content and lives."""
+        if now >= self._compare_at:
+            self._compare_at = now + _COMPARE_S
+            self._deaths.pop(_digest(model, frames), None)
+            if self._deaths and next(reversed(self._deaths.values()))[-1] <= now - CONTENT_S:
+                self._deaths.clear()  # all too long ago
 
     def add(self, model: int, frames: Sequence[bytes], now: float, *, deaths: int = 0) -> str:
         """Refuse this content from now on; returns its hash as people see it."""
@@ -80,6 +114,7 @@ class Poison:
         found = [key for key in self._entries if key.hex().startswith(prefix)]
         for key in found:
             self._forget(key)
+            self._deaths.pop(key, None)
         return len(found)
 
     def _expire(self, now: float) -> None:

@@ -14,7 +14,7 @@ from gpupool.wire import MAX_PRIORITY
 
 #: Malformed messages in a row that are answered; after that a connection's garbage is dropped and counted until it sends sense again.
 MAX_GARBAGE: Final = 256
-#: Connections that are remembered at a time. Beyond it those without open requests are forgotten, oldest first.
+#: Connections that are remembered at a time, far above what descriptors allow. Beyond it the oldest is forgotten.
 MAX_CONNECTIONS: Final = 65536
 
 
@@ -22,21 +22,17 @@ class Tenant:
     """One party. Counts are of what waits in the backlog; `outstanding` of samples that workers hold."""
 
     __slots__ = (
-        "__weakref__",
-        "max_pending",
-        "max_pending_bytes",
-        "max_priority",
-        "name",
-        "outstanding",
-        "pending",
-        "size_bytes",
-    )
+        "__weakref__", "max_pending", "max_pending_bytes", "max_priority", "name", "outstanding", "pending", "served_at",
+        "size_bytes", "tags",
+    )  # fmt: skip
 
     def __init__(self, name: str = "") -> None:
         self.name = name  # of its key; "" for a connection without
         self.pending = 0
         self.size_bytes = 0
         self.outstanding = 0
+        self.served_at = 0.0  # when it was last given something
+        self.tags: dict[int, float] = {}  # by priority: the virtual time at which its last turn ended, see `turns`
         self.bound(ClientSpec())
 
     def bound(self, spec: ClientSpec) -> None:
@@ -78,7 +74,9 @@ class Connections:
     def meet(self, client: bytes) -> Connection:
         """Know a connection from its first message on."""
         if len(self._open) >= MAX_CONNECTIONS:
-            self._open.pop(next(iter(self._open)))  # what it has open knows its tenant
+            self._open.pop(
+                next(iter(self._open))
+            )  # met again, and without a name, should it speak; what it has open knows its tenant
         connection = self._open[client] = Connection(Tenant())
         return connection
 

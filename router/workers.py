@@ -82,7 +82,7 @@ class Fleet:
         self.by_peer: dict[bytes, Worker] = {}
         self.by_slot: dict[int, Worker] = {}
         self.held: set[int] = set()
-        self.avoided: set[int] = set()  # slots whose worker is late: used when there is nobody else
+        self.avoided: set[int] = set()  # slots whose worker is late
         self._lost: dict[int, int] = {}  # newest incarnation known to be dead, by slot
         self._usable: list[Worker] | None = None
 
@@ -147,12 +147,11 @@ class Fleet:
 
     @property
     def usable(self) -> list[Worker]:
-        """Workers that may get work: those not held, and of these the ones on time if there are any.
+        """Workers that may get work: those on time and not held. When all are held: all, so that accepted work is finished.
 
-        When all are held: all, so that accepted work is finished.
+        One that is late gets nothing, also when there is nobody else: what waits here can still run elsewhere, or be answered in time.
         """
         if self._usable is None:
-            well = [w for w in self.registered if not w.sick]
-            allowed = well if self.all_held else [w for w in well if w.slot not in self.held]
-            self._usable = [w for w in allowed if w.slot not in self.avoided] or allowed
+            well = [w for w in self.registered if not w.sick and w.slot not in self.avoided]
+            self._usable = well if self.all_held else [w for w in well if w.slot not in self.held]
         return self._usable

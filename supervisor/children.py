@@ -178,10 +178,8 @@ class Children:
             child.cause = OOM_CAUSE
         if isinstance(whose, int):
             self.router = None
-            self.last_books, self.last_books_at = (
-                {},
-                None,
-            )  # the next one begins new books; two routers' never stand in one document
+            # The next one begins new books; two routers' never stand in one document.
+            self.last_books, self.last_books_at = {}, None
             self._feed(ev.RouterExited(whose, child.exit()))
             return
         del self.workers[whose]

@@ -155,11 +155,12 @@ class Worker:
         record.phase(Phase.IDLE)
         backlog.refresh()
         self.report.add("memory", self.memory.report)
-        self.beat.each_time = self.each_beat
+        self.beat.each_time = backlog.refresh
         names = [{"name": m.spec.name, "version": m.spec.version} for m in models]
         self.channel.send({"t": "loaded", "models": names, "device": self.device.describe(), "memory": self.memory.report()})
+        self.beat.each_time = self.each_beat  # reports come after that
         self.log.event.info("models_loaded", models=[m["name"] for m in names])
-        link.open(Intake(models, self.policies), Replies(models))
+        link.open(Intake(models, self.policies, beside=record.beside), Replies(models, beside=record.beside))
         while (taken := backlog.next_batch()) is not None:
             batch, samples = taken
             try:

@@ -41,11 +41,17 @@ class Intake:
         models: loaded models by number.
         policies: their batching settings now.
         clock: monotonic seconds.
+        beside: told of the ticket whose samples the model's code is about to get, and 0 after it.
     """
 
     def __init__(
-        self, models: Sequence[Model], policies: Sequence[BatchingSpec], clock: Callable[[], float] = time.monotonic
+        self,
+        models: Sequence[Model],
+        policies: Sequence[BatchingSpec],
+        clock: Callable[[], float] = time.monotonic,
+        beside: Callable[[int], None] = lambda _: None,
     ) -> None:
+        self._beside = beside
         self._models = models
         self._policies = policies
         self._clock = clock
@@ -162,6 +168,7 @@ class Intake:
         began = self._clock()
         samples = request.samples
         at = request.prepared
+        self._beside(request.ticket)
         try:
             for at in range(request.prepared, len(samples)):
                 if length_of is not None:
@@ -185,6 +192,7 @@ class Intake:
                 raise StickyFault(f"{fault.error} at {fault.where}, in preprocess") from None
             request.failure = fault.failure.in_row(at) if request.many else fault.failure
             request.prepared = len(samples)
+        self._beside(0)
         request.preprocess_s += self._clock() - began
         return request.prepared == len(samples)
 

@@ -57,6 +57,10 @@ class Record:
         self.progress()
         self.phase(Phase.BATCH, timeout_s)
 
+    def beside(self, ticket: int) -> None:
+        """Name the request whose pre- or postprocessing is about to run beside the batch; 0 when that is over."""
+        self._set(SlotWord.SIDE_TICKET, ticket)
+
     def idle(self) -> None:
         """No batch runs; its results are queued to be sent.
 

@@ -47,9 +47,15 @@ def empty(request: Request) -> Result:
 
 
 class Replies:
-    """Makes the answers of a worker's models."""
+    """Makes the answers of a worker's models; `beside` is told of the ticket whose results the model's code gets, and 0 after it."""
 
-    def __init__(self, models: Sequence[Model], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        models: Sequence[Model],
+        clock: Callable[[], float] = time.monotonic,
+        beside: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._beside = beside
         self._models = models
         self._clock = clock
 
@@ -71,7 +77,11 @@ class Replies:
                 request.queue_s = max(0.0, done.started_at - request.arrived - request.preprocess_s)
             request.forward_s += done.forward_s
             request.batch_size = max(request.batch_size, done.batch.rows)
+            if model.postprocess is not None:
+                self._beside(request.ticket)
             self._take_in(request, part, start, outputs, model)
+            if model.postprocess is not None:
+                self._beside(0)
             ended = request.failure is not None or not request.missing
             frames = self._encode(request) if ended and request.failure is None else ()
             now = self._clock()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from typing import Annotated, Any, Final
 
@@ -83,7 +84,9 @@ def _whereto(
         endpoint = reachable(_bound(router))
         server_key = server_key or (router.get("curve") or {}).get("public_key")
     if server_key is None:
-        return endpoint, {}  # a key that the environment names is for pools with CURVE
+        if key and key != os.environ.get(ENV_KEY_FILE):  # one that the environment names is for pools with CURVE
+            raise Failure("usage", "--key is of no use: this pool is not encrypted, or --server-key is missing", Exit.USAGE)
+        return endpoint, {}
     if not key:
         text = f"this pool lets in only clients whose key it knows: give --key FILE, or set {ENV_KEY_FILE}"
         raise Failure("no_key", text, Exit.USAGE)

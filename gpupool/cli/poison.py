@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import re
+import sys
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -10,7 +12,10 @@ from gpupool.exits import Exit
 
 from .control import ask, status_of, unreachable
 from .options import JsonOption, RuntimeDirOption, runtime_of
-from .output import print_json
+from .output import Failure, print_json
+
+#: Where nobody looks at a terminal, a hash must not be folded.
+_WIDE: Final = 200
 
 app = typer.Typer(
     help="Request contents that have killed workers twice and are refused for a while.",
@@ -23,6 +28,8 @@ app = typer.Typer(
 def show(json_output: JsonOption = False, runtime_dir: RuntimeDirOption = None) -> int:
     """Show what is refused: hash, model, size, deaths, for how long yet, and how often it came again. The newest 50."""
     router = status_of(runtime_of(runtime_dir))["router"]
+    if "poison" not in router:
+        raise Failure("no_books", "the router has not told its books yet: it has just started, or does not answer")
     entries: list[dict[str, Any]] = router.get("poison", [])
     if json_output:
         print_json({"poisoned": router.get("poisoned", 0), "poison": entries})
@@ -34,12 +41,13 @@ def show(json_output: JsonOption = False, runtime_dir: RuntimeDirOption = None) 
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for heading in ("hash", "model", "bytes", "worker deaths", "since", "expires in", "refused"):
+    table.add_column("hash", no_wrap=True)
+    for heading in ("model", "bytes", "worker deaths", "since", "expires in", "refused"):
         table.add_column(heading, overflow="fold")
     for e in entries:
         ages = (f"{e['age_s']:.0f} s", f"{e['expires_in_s']:.0f} s")
         table.add_row(e["hash"], e["model"], str(e["input_bytes"]), str(e["worker_deaths"]), *ages, str(e["refused"]))
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
     return Exit.OK
 
 
@@ -51,8 +59,11 @@ def clear(
     runtime_dir: RuntimeDirOption = None,
 ) -> int:
     """Let contents pass again: after the model was mended, say. What still kills is refused again after two more deaths."""
-    if bool(hashes) == everything or "" in (hashes or []):
+    if bool(hashes) == everything:
         raise typer.BadParameter("give hashes, or --all")
+    for prefix in hashes or []:
+        if not re.fullmatch("[0-9a-f]{1,32}", prefix):
+            raise typer.BadParameter(f"{prefix!r} is no beginning of a hash: up to 32 digits of 0-9a-f")
     runtime = runtime_of(runtime_dir)
     cleared = 0
     for prefix in hashes or [""]:

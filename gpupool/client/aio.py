@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
+import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from types import TracebackType
@@ -206,6 +208,7 @@ class AsyncClient:
             loop.remove_reader(fd)
         if self._timer is not None:
             self._timer.cancel()
+        self._forgotten.detach()
         link.close()
         self._link = None
         await asyncio.to_thread(context.term)  # up to the linger time, for the cancel messages
@@ -240,6 +243,9 @@ class AsyncClient:
                 context.term()
                 raise
             self._context, self._loop = context, loop
+            # pyzmq's own clean-up of a context would wait for a socket that nobody can turn any more.
+            self._forgotten = weakref.finalize(self, _forget, os.getpid(), context, self._link)
+            self._forgotten.atexit = False
             for fd in self._link.fds:
                 loop.add_reader(fd, self._turn)
         elif self._loop is not loop:
@@ -310,6 +316,7 @@ class AsyncClient:
         if link.lost():
             for call in self._calls.disconnected():
                 _wake(call)
+        self._calls.refused = link.refused
 
     def _set_timer(self) -> None:
         """Have a turn when something is due, and none while nothing is open."""
@@ -359,3 +366,10 @@ class _Source:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+
+def _forget(pid: int, context: zmq.Context[zmq.Socket[bytes]], link: Link) -> None:
+    """Close what a client that nobody has closed has left, at once: in whatever thread the garbage is collected."""
+    if os.getpid() == pid:
+        link.close(0)
+        context.term()

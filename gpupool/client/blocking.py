@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from types import TracebackType
@@ -62,6 +63,9 @@ class Client:
         self._connections: list[Connection] = []
         self._closed = threading.Event()
         self._pid = os.getpid()
+        # pyzmq's own clean-up of a context would wait for sockets that nobody can turn any more.
+        self._forgotten = weakref.finalize(self, _forget, self._pid, self._context, self._connections)
+        self._forgotten.atexit = False
         try:
             self._connection()  # a wrong endpoint or key fails here, not at the first request
         except ValueError:
@@ -213,8 +217,10 @@ class Client:
         if self._closed.is_set() or os.getpid() != self._pid:
             return
         self._closed.set()
+        self._forgotten.detach()
         with self._lock:
-            connections, self._connections = self._connections, []
+            connections = self._connections.copy()
+            self._connections.clear()
         # A connection in use closes itself: sockets belong to one thread at a time.
         closed = [c.close(timeout_s=2 * SLICE_S) for c in connections]
         if all(closed):
@@ -252,8 +258,16 @@ class Client:
             self._local.connection = connection
             with self._lock:
                 gone = [c for c in self._connections if not c.thread.is_alive()]
-                self._connections = [c for c in self._connections if c.thread.is_alive()]
+                self._connections[:] = [c for c in self._connections if c.thread.is_alive()]
                 self._connections.append(connection)
             for c in gone:
                 c.close(timeout_s=0)
         return connection
+
+
+def _forget(pid: int, context: zmq.Context[zmq.Socket[bytes]], connections: list[Connection]) -> None:
+    """Close what a client that nobody has closed has left, at once: in whatever thread the garbage is collected."""
+    if os.getpid() == pid:
+        for connection in connections:
+            connection.drop()
+        context.term()

@@ -56,6 +56,7 @@ class Calls:
     def __init__(self, endpoint: str, *, budgets: Budgets | None = None, rng: random.Random | None = None) -> None:
         self.open: dict[str, Call] = {}
         self.strays = 0  # messages that answer nothing we asked
+        self.refused = False  # the pool's end refuses to speak to us
         self._endpoint = endpoint
         self._budgets = budgets or Budgets()
         self._rng = rng or random.Random()
@@ -212,7 +213,7 @@ class Calls:
         self._due = math.inf
         for call in list(self.open.values()):
             if call.deadline <= now:
-                where = "no reply" if call.sent or call.failures else f"no connection to {self._endpoint}"
+                where = "no reply" if call.sent or call.failures else self._no_connection()
                 ended.append(self._end(call, DeadlineExceeded(f"{where} within {call.timeout:g} s")))
                 continue
             if call.not_before is not None and call.not_before <= now:
@@ -222,6 +223,10 @@ class Calls:
                 self._hedge(call, now)
             self._due = min(self._due, call.deadline, *(at for at in (call.not_before, call.hedge_at) if at is not None))
         return ended
+
+    def _no_connection(self) -> str:
+        why = ", which refused the handshake: does it want encryption, another key, or know this one?" if self.refused else ""
+        return f"no connection to {self._endpoint}{why}"
 
     def due(self) -> float:
         """When `expire` should be called next, at the latest; infinite when nothing is open."""

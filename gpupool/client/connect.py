@@ -8,7 +8,9 @@ only between the report of a handshake and that of a break, and then make the co
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,10 @@ from gpupool.keys import is_key, read_public, read_secret
 
 #: How long closing may wait for `cancel` messages to leave.
 LINGER_MS: Final = 200
+_UP: Final = zmq.Event.HANDSHAKE_SUCCEEDED
+_DOWN: Final = zmq.Event.DISCONNECTED
+_REFUSED: Final = zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+_REFUSED_AGAIN_S: Final = 1.0
 
 
 #: A key as the 40 characters of its Z85 form, or the path of a file that holds it (see gpupool.keys).
@@ -54,7 +60,11 @@ def curve_keys(server_key: Key | None, secret_key: Key | None) -> CurveKeys | No
 def _key(given: Key, read: Callable[[Key], str]) -> str:
     if isinstance(given, str) and is_key(given):
         return given
-    if not Path(given).exists():  # not shown: it may be a secret with a slip in it
+    try:
+        there = Path(given).exists()
+    except OSError:  # too long for a path
+        there = False
+    if not there:  # not shown: it may be a secret with a slip in it
         raise ValueError(
             f"a CURVE key has 40 characters in Z85, and this text of {len(os.fspath(given))} is neither one nor an existing file"
         )
@@ -80,7 +90,7 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, curve: C
             sock.curve_secretkey = curve.secret_key.encode()
             sock.curve_publickey = zmq.curve_public(curve.secret_key.encode())
             sock.curve_serverkey = curve.server_key.encode()
-        link = Link(sock, sock.get_monitor_socket(zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_SUCCEEDED), endpoint)
+        link = Link(sock, sock.get_monitor_socket(_UP | _REFUSED | _DOWN), endpoint)
     except BaseException:
         sock.close(0)
         raise
@@ -100,19 +110,41 @@ class Link:
         self.monitor = monitor
         self.fds = (int(sock.fd), int(monitor.fd))
         self.up = False  # there is a connection, as far as the last look tells
+        self.refused = False  # the last handshake was: a wrong key, or none, or no pool at all
+        self._again_at: float | None = None
         self._endpoint = endpoint
 
     def lost(self) -> bool:
-        """Whether the connection broke since the last look. Look before each send, or the book-keeping is wrong."""
+        """Whether the connection broke since the last look. Look before each send, or the book-keeping is wrong.
+
+        A connection that never came up is libzmq's to repeat, which waits longer and longer; only what it gives up, a refused
+        handshake, is begun again from here, now and then: the key may be authorised meanwhile.
+        """
         lost = False
         while int(self.monitor.get(zmq.EVENTS)) & zmq.POLLIN:
-            self.up = recv_monitor_message(self.monitor, zmq.NOBLOCK)["event"] == zmq.Event.HANDSHAKE_SUCCEEDED
-            lost |= not self.up
-        if lost:
+            event = recv_monitor_message(self.monitor, zmq.NOBLOCK)["event"]
+            if event == _UP:
+                self.up, self.refused, self._again_at = True, False, None
+                continue
+            lost |= self.up
             self.up = False
-            self.socket.disconnect(self._endpoint)  # and with it all that waits to be sent, and answers to a life that is over
-            self.socket.connect(self._endpoint)
+            if event & _REFUSED:
+                self.refused = True
+                if self._again_at is None:
+                    self._again_at = time.monotonic() + _REFUSED_AGAIN_S
+        if lost:
+            self._connect_anew()
+        elif self._again_at is not None and time.monotonic() >= self._again_at:
+            self._again_at = None
+            self._connect_anew()
         return lost
+
+    def _connect_anew(self) -> None:
+        """Drop the connection, with all that waits to be sent and answers to a life that is over, and make another."""
+        self.up = False
+        with contextlib.suppress(zmq.ZMQError):  # libzmq has given it up, and knows it no more
+            self.socket.disconnect(self._endpoint)
+        self.socket.connect(self._endpoint)
 
     def ready(self, *, to_send: bool) -> bool:
         """Whether a message waits, or, where there is something to send, whether it can leave."""
@@ -135,8 +167,9 @@ class Link:
         except zmq.Again:
             return None
 
-    def close(self) -> None:
+    def close(self, linger_ms: int = LINGER_MS) -> None:
         """Close both sockets."""
-        self.socket.disable_monitor()
-        self.monitor.close(0)
-        self.socket.close()
+        if not self.socket.closed:
+            self.socket.disable_monitor()
+            self.monitor.close(0)
+            self.socket.close(linger_ms)

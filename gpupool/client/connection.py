@@ -80,6 +80,7 @@ class Connection:
     def _look_for_loss(self) -> None:
         if self._link.lost():
             self.calls.disconnected()
+        self.calls.refused = self._link.refused
 
     def close(self, *, timeout_s: float) -> bool:
         """Close the socket unless its thread is using it for longer than that; False then."""
@@ -108,6 +109,10 @@ class Connection:
         if self._closed.is_set():
             raise Cancelled("the client was closed")
         self.flush()
+
+    def drop(self) -> None:
+        """Close the socket without a word to anybody; only when no thread can be using it any more."""
+        self._link.close(0)
 
     def _close(self) -> None:
         if not self._link.socket.closed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import socket
 import subprocess
 import sys
 import threading
@@ -374,6 +375,58 @@ def test_secret_key_alone_or_with_a_slip_is_refused_and_not_shown() -> None:
         with pytest.raises(ValueError, match="40 characters") as caught:
             Client("tcp://127.0.0.1:1", server_key=public, secret_key=slip)
         assert slip not in str(caught.value)
+
+
+def test_whoever_hangs_up_at_once_is_tried_again_ever_more_rarely() -> None:
+    """A proxy without anything behind it, say: libzmq's waits between tries must not be cut short by ours."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        done, count = threading.Event(), 0
+
+        def hang_up() -> None:
+            nonlocal count
+            while not done.is_set():
+                with contextlib.suppress(TimeoutError):
+                    server.accept()[0].close()
+                    count += 1
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        host, port = server.getsockname()
+        with Client(f"tcp://{host}:{port}", timeout=2.0) as client, pytest.raises(DeadlineExceeded, match="no connection"):
+            client.infer(1)
+        done.set()
+        thread.join(10)
+    assert 1 <= count < 50
+
+
+FORGOTTEN = """
+import asyncio, gc
+from gpupool.client import AsyncClient, Client, GpuPoolError
+
+def blocking():
+    try:
+        Client({endpoint!r}, timeout=0.2).infer(1)
+    except GpuPoolError as e:
+        print(e.code)
+
+async def awaiting():
+    try:
+        await AsyncClient({endpoint!r}, timeout=0.2).infer(1)
+    except GpuPoolError as e:
+        print(e.code)
+
+{run}
+gc.collect()
+print("collected")
+"""
+
+
+@pytest.mark.parametrize("run", ["blocking()", "asyncio.run(awaiting())"])
+def test_client_that_is_forgotten_with_a_request_unsent_does_not_hold_up_its_collection(run: str) -> None:
+    code = FORGOTTEN.format(endpoint="tcp://127.0.0.1:1", run=run)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.split() == ["deadline_exceeded", "collected"]
 
 
 def test_interpreter_that_never_closes_its_client_still_ends(router: FakeRouter) -> None:

@@ -14,6 +14,8 @@ from gpupool.client.connection import Connection
 class Link:
     """A link that says when it was lost, once, and keeps what is sent."""
 
+    refused = False
+
     def __init__(self) -> None:
         self.reports: list[bool] = []
         self.sent: list[dict[str, Any]] = []

@@ -63,6 +63,17 @@ def test_what_kills_twice_is_poison_and_refused_while_all_others_are_served(make
     assert sum(w["restarts"] for w in pool.status()["workers"]) == 2
 
 
+@pytest.mark.parametrize("stage", ["preprocess", "postprocess"])
+def test_what_kills_beside_the_batch_is_poison_too(make_pool: MakePool, stage: str) -> None:
+    pool = make_pool("TroubleBeside", workers=3, config=FAST).start()
+    load = Load(pool, rate=60, sample={"do": "nothing"})
+    load.wait_for(30)
+    with pool.client() as client:
+        assert client.call({"do": "kill", "in": stage}, within=20.0)[0]["code"] == "poison"
+    assert sum(w["restarts"] for w in pool.wait(lambda s: s["pool"]["workers_ready"] == 3)["workers"]) == 2
+    assert set(load.stop()) == {"ok"}
+
+
 def test_poison_is_listed_and_cleared_from_the_shell(make_pool: MakePool) -> None:
     pool = make_pool("Trouble", workers=2, config=FAST).start()
     with pool.client() as client:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.client import Client
+from gpupool.client import Client, DeadlineExceeded
 from gpupool.exits import Exit
 from gpupool.keys import ENV_KEY_FILE, read_secret
 from support.running import GPUPOOL, RunningPool
@@ -86,6 +86,22 @@ def test_pool_that_is_set_up_by_its_commands_serves_whom_it_knows(pool: RunningP
     secrets = [read_secret(keys / f"{name}.key_secret") for name in ("pool", "alice", "bob")]
     told = pool.text() + json.dumps(pool.status()) + done.stdout + done.stderr
     assert not any(secret in told for secret in secrets)
+
+
+def test_a_client_that_is_not_known_yet_is_told_and_comes_in_once_its_key_is_there(pool: RunningPool) -> None:
+    keys = pool.folder / "keys"
+    pool.start()
+    client = Client(
+        f"tcp://127.0.0.1:{pool.port}", server_key=str(keys / "pool.key"), secret_key=str(keys / "bob.key_secret"), timeout=2.0
+    )
+    with client:
+        with pytest.raises(DeadlineExceeded, match="refused the handshake"):
+            client.infer(1)
+        refused = pool.status()["router"]["handshakes_refused_total"]
+        assert 1 <= refused < 10
+        (keys / "clients" / "bob.key").write_bytes((keys / "bob.key").read_bytes())
+
+        assert client.infer({"x": 2}, timeout=20.0).result == {"x": 2}
 
 
 def test_serve_and_check_config_refuse_a_loose_key_alike(pool: RunningPool) -> None:

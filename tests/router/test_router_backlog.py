@@ -11,6 +11,7 @@ from gpupool.router.requests import Request
 from gpupool.router.tenants import Tenant
 
 TENANT = Tenant()
+NOW = 1000.0
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +31,7 @@ def _take_last(backlog: Backlog, tenant: Tenant = TENANT) -> Request:
 
 
 def popped(backlog: Backlog) -> list[int]:
-    return [backlog.pop().sequence for _ in range(len(backlog))]
+    return [backlog.pop(NOW).sequence for _ in range(len(backlog))]
 
 
 def test_equals_leave_in_order_of_arrival() -> None:
@@ -64,7 +65,7 @@ def test_lowest_priority_is_not_starved_by_a_stream_of_the_highest() -> None:
     served_after = None
     for i in range(1, 200):
         backlog.push(request(i, arrived=i * 0.1, priority=9))
-        if backlog.pop().sequence == 0:
+        if backlog.pop(NOW).sequence == 0:
             served_after = i * 0.1
             break
 
@@ -75,7 +76,7 @@ def test_restored_requests_stand_before_the_others_in_their_own_order() -> None:
     backlog = Backlog()
     for i in range(6):
         backlog.push(request(i))
-    taken = [backlog.pop() for _ in range(3)]
+    taken = [backlog.pop(NOW) for _ in range(3)]
 
     backlog.restore([taken[1], taken[2], taken[0]])
 
@@ -101,7 +102,7 @@ def test_rows_ahead_are_those_of_equal_or_higher_priority() -> None:
 
 def test_empty_backlog_has_nothing_to_take() -> None:
     with pytest.raises(IndexError):
-        Backlog().pop()
+        Backlog().pop(NOW)
     with pytest.raises(IndexError):
         Backlog().head()
 
@@ -121,6 +122,6 @@ def test_order_is_that_of_arrival_less_priority_and_counts_agree(entries: list[t
 
     assert len(backlog) == len(list(backlog)) == len(left)
     assert backlog.size_bytes == sum(r.size for r in left)
-    keys = [r.arrived - r.priority for r in (backlog.pop() for _ in left)]
+    keys = [r.arrived - r.priority for r in (backlog.pop(NOW) for _ in left)]
     assert keys == sorted(keys)
     assert backlog.size_bytes == backlog.rows == 0

@@ -586,6 +586,17 @@ def test_what_a_client_that_is_gone_asked_for_never_runs_and_its_replies_are_for
     assert not core.take_commands()
 
 
+def test_a_stop_says_of_what_may_have_begun_that_it_may() -> None:
+    world = RouterWorld()
+    world.join(0, batch_limit=1)
+    for i in range(4):
+        world.ask(f"r{i}", retry=False)
+    world.core.stop(world.now)
+    world.step()
+
+    assert [world.header(f"r{i}")["attempts"] for i in range(4)] == [1, 1, 0, 0]
+
+
 def test_reply_that_was_not_sent_when_its_client_went_is_not_sent_to_the_next_under_its_id() -> None:
     world = RouterWorld()
     core = world.core

@@ -595,3 +595,43 @@ def test_slower_card_gets_less() -> None:
         world.ask(f"r{i}")
 
     assert (len(world.held[fast]), len(world.held[slow])) == (6, 2)
+
+
+def test_content_that_is_never_run_again_is_poison_when_it_alone_has_killed_three() -> None:
+    world = RouterWorld()
+    for n in range(1, 5):
+        peer = world.join(0, n)
+        world.ask(f"r{n}", body=b"boom", retry=False)
+        world.lose(0, n, running=world.tickets(peer))
+
+    assert [world.codes(f"r{n}") for n in range(1, 5)] == [["worker_lost"]] * 2 + [["poison"]] * 2
+    assert world.events.count("request_poisoned") == 1
+
+
+def test_content_that_outlives_its_clients_patience_is_poison_too() -> None:
+    world = RouterWorld()
+    for n in range(1, 4):
+        peer = world.join(0, n)
+        world.ask(f"r{n}", body=b"hang", timeout_ms=1000)
+        tickets = world.tickets(peer)
+        world.advance(1.5)
+        world.lose(0, n, running=tickets)
+    world.join(0, 4)
+    world.ask("r4", body=b"hang")
+
+    assert world.codes("r3") == ["deadline_exceeded"]
+    assert world.codes("r4") == ["poison"]
+
+
+def test_frequent_content_is_not_blamed_for_workers_that_die_of_something_else() -> None:
+    world = RouterWorld()
+    for n in range(1, 8):
+        peer = world.join(0, n)
+        world.ask(f"well{n}", body=b"usual")
+        world.answer(peer)
+        world.now += 1.0
+        world.ask(f"r{n}", body=b"usual", retry=False)
+        world.lose(0, n, running=world.tickets(peer))
+
+    assert all(world.codes(f"r{n}") == ["worker_lost"] for n in range(1, 8))
+    assert world.core.stats(0.0)["poisoned"] == 0

@@ -182,23 +182,35 @@ def test_every_address_is_encrypted(start_router: Start, keys: Keys, tmp_path: P
     os.unlink(path)
 
 
-@pytest.mark.parametrize("wrong", ["mode", "text", "missing", "folder"])
+@pytest.mark.parametrize("wrong", ["mode", "text", "missing"])
 def test_unusable_keys_are_refused_at_the_start(start_router: Start, keys: Keys, wrong: str) -> None:
-    expected = {"mode": "chmod 600", "text": "not 40 characters", "missing": "No such file", "folder": "No such file"}[wrong]
+    expected = {"mode": "chmod 600", "text": "not 40 characters", "missing": "No such file"}[wrong]
     if wrong == "mode":
         keys.secret_file.chmod(0o640)
     elif wrong == "text":
         keys.secret_file.write_text(f'secret-key = "{keys.secret.decode()[:-1]}"')
-    elif wrong == "missing":
-        keys.secret_file.unlink()
     else:
-        keys.folder.rmdir()
+        keys.secret_file.unlink()
     router = start_router(curve=keys.spec, up=False)
 
     assert router.process.wait(10) == Exit.BAD_CONFIG
     told = router.log.read_text()
     assert expected in told
     assert keys.secret.decode()[:-1] not in told
+
+
+def test_a_router_without_the_folder_of_keys_lets_nobody_in_and_says_so(start_router: Start, keys: Keys) -> None:
+    pair = keys.add("alice")
+    parked = keys.folder.rename(keys.folder.with_name("parked"))
+    router = start_router(curve=keys.spec, log=link_log(keys))
+    worker = router.worker()
+    assert router.stats()["curve"]["client_keys"] == 0
+    parked.rename(keys.folder)
+
+    until = time.monotonic() + 10
+    while router.stats()["curve"]["client_keys"] == 0:
+        assert time.monotonic() < until
+    assert served(worker, with_key(router, keys, pair)) == "ok"
 
 
 def test_secret_key_is_never_shown(start_router: Start, keys: Keys) -> None:

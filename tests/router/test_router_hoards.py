@@ -15,21 +15,34 @@ from gpupool.router.hoards import Hoards, received_bytes
 from gpupool.router.peers import Peers
 from support.router_process import RouterProcess, ask, reply
 
-LARGE = 1 << 30
+LARGE = 300 << 20
+STRANGE = 1 << 30
 
 
 class World:
-    """Two connections whose received bytes a test sets."""
+    """Two connections whose received bytes a test sets, in a process of the size it sets."""
 
     def __init__(self) -> None:
         self.peers = Peers()
         self.sizes: dict[int, int | None] = {}
         self.cut: list[int] = []
-        self.hoards = Hoards(self.peers, 100, mock.Mock(), received=lambda fd: self.sizes[fd], cut=self.cut.append)
+        self.resident, self.held, self.trims, self.now = 0, 0, 0, 0.0
+        self.hoards = Hoards(
+            self.peers, 160, mock.Mock(), lambda: self.held, received=lambda fd: self.sizes[fd], cut=self.cut.append,
+            resident=lambda: self.resident, trim=self.trim, clock=lambda: self.now,
+        )  # fmt: skip
         for fd in (7, 8):
             self.peers.accepted(fd, 0.0)
             self.peers.admit()
             self.sizes[fd] = 0
+
+    def trim(self) -> None:
+        self.trims += 1
+
+    def look(self, resident: int) -> None:
+        self.resident = resident
+        self.now += 0.2
+        self.hoards.look()
 
     def speak(self, fd: int) -> None:
         client = b"c%d" % fd
@@ -39,9 +52,9 @@ class World:
 
 def test_who_sends_much_and_nothing_that_ends_is_cut() -> None:
     world = World()
-    world.sizes[7] = 101
+    world.sizes[7] = 161
 
-    world.hoards.look(LARGE)
+    world.look(LARGE)
 
     assert world.cut == [7]
     assert world.hoards.total == 1
@@ -52,7 +65,7 @@ def test_who_sends_much_in_messages_that_end_is_not() -> None:
     for n in range(1, 20):
         world.speak(8)
         world.sizes[8] = 1000 * n
-        world.hoards.look(LARGE)
+        world.look(LARGE)
 
     assert world.cut == []
 
@@ -61,14 +74,14 @@ def test_who_was_heard_before_is_cut_when_it_ends_no_message_any_more() -> None:
     world = World()
     world.speak(8)
     world.sizes[8] = 1000
-    world.hoards.look(LARGE)
+    world.look(LARGE)
     assert world.cut == []
-    world.sizes[8] = 1050
-    world.hoards.look(LARGE)
+    world.sizes[8] = 1150
+    world.look(LARGE)
     assert world.cut == []
-    world.sizes[8] = 1101
+    world.sizes[8] = 1161
 
-    world.hoards.look(LARGE)
+    world.look(LARGE)
 
     assert world.cut == [8]
 
@@ -76,11 +89,38 @@ def test_who_was_heard_before_is_cut_when_it_ends_no_message_any_more() -> None:
 def test_nobody_is_looked_at_while_the_process_is_small_and_nobody_is_cut_of_whom_nothing_is_known() -> None:
     world = World()
     world.sizes[7] = 10_000
-    world.hoards.look(1 << 20)
+    world.look(1 << 20)
     world.sizes[7] = None
-    world.hoards.look(LARGE)
+    world.look(LARGE)
 
     assert world.cut == []
+
+
+def test_while_much_is_held_that_nobody_knows_of_less_must_end_within_some_looks() -> None:
+    world = World()
+    world.sizes[7] = 11
+    for _ in range(4):
+        world.look(STRANGE)
+    assert world.cut == []
+    world.look(STRANGE)
+    assert world.cut == [7]
+
+
+def test_known_bodies_explain_a_large_process() -> None:
+    world = World()
+    world.sizes[7], world.held = 11, STRANGE
+    for _ in range(20):
+        world.look(STRANGE)
+
+    assert (world.cut, world.trims) == ([], 0)
+
+
+def test_what_was_freed_is_given_back_now_and_then() -> None:
+    world = World()
+    for _ in range(60):
+        world.look(LARGE)
+
+    assert world.trims == 2
 
 
 def test_the_kernel_tells_what_tcp_received_and_nothing_of_others() -> None:
@@ -103,12 +143,19 @@ def greeted(endpoint: str) -> socket.socket:
     host, port = endpoint.removeprefix("tcp://").split(":")
     sock = socket.create_connection((host, int(port)))
     sock.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
-    got = b""
-    while len(got) < 64:
-        got += sock.recv(64 - len(got))
     body = b"\x05READY" + b"\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
+    _exactly(sock, 64)
     sock.sendall(b"\x04" + bytes([len(body)]) + body)
+    assert _exactly(sock, 2)[0] == 4  # its READY: we are let in
     return sock
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes:
+    got = b""
+    while len(got) < count:
+        got += (part := sock.recv(count - len(got)))
+        assert part, "the router has hung up"
+    return got
 
 
 @pytest.mark.processes

@@ -132,3 +132,15 @@ def test_watch_tells_of_changes_and_of_nothing_else(tmp_path: Path, monkeypatch:
     assert heard.wait(10)
     assert list(told[0].names.values()) == ["a"]
     end()
+
+
+def test_a_link_to_itself_is_a_bad_file_and_no_more(tmp_path: Path) -> None:
+    ring = Keyring(tmp_path)
+    (tmp_path / "alice.key").write_text(public())
+    (tmp_path / "loop.key").symlink_to("loop.key")
+    first = ring.look()
+    (tmp_path / "alice.key").unlink()
+
+    assert list(first.names.values()) == ["alice"]
+    assert list(first.problems) == ["loop.key"]
+    assert ring.look().names == {}

@@ -98,3 +98,17 @@ def test_replies_to_a_client_that_is_gone_are_dropped_also_while_they_are_offere
     assert dropped == [3]
     assert not outbox
     assert outbox.drop(b"a") == 0
+
+
+def test_another_client_that_is_gone_meanwhile_costs_the_others_nothing() -> None:
+    outbox, peers = Outbox(), Peers(a=Sent.OK, b=Sent.OK, c=Sent.OK)
+    for client in (b"a", b"b", b"c"):
+        outbox.add([client, b"x"], 0.0)
+
+    def send(frames: Frames) -> Sent:
+        outbox.drop(b"b")  # looking whether one connection is open tells of others that have ended
+        return peers.send(frames)
+
+    assert outbox.flush(send, 1.0) == 0
+    assert [f[0] for f in peers.got] == [b"a", b"c"]
+    assert not outbox

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpupool.router.poison import Poison
+from gpupool.router.poison import CONTENT_DEATHS, CONTENT_S, Poison
 
 
 def test_content_is_refused_for_its_time_and_no_longer() -> None:
@@ -47,3 +47,38 @@ def test_second_offence_counts_from_then() -> None:
     assert poison.holds(0, [b"x"], 15.0)
     assert not poison.holds(0, [b"x"], 18.0)
     assert not poison._shapes
+
+
+def test_a_content_of_which_each_request_kills_one_is_known_at_the_third_death() -> None:
+    poison = Poison()
+
+    assert [poison.death(0, [b"x"], float(t)) for t in range(3)] == [1, 2, CONTENT_DEATHS]
+    assert poison.death(0, [b"y"], 3.0) == 1
+
+
+def test_deaths_long_ago_count_no_more() -> None:
+    poison = Poison()
+    poison.death(0, [b"x"], 0.0)
+    poison.death(0, [b"x"], 1.0)
+
+    assert poison.death(0, [b"x"], CONTENT_S + 0.5) == 2
+
+
+def test_what_a_worker_survives_is_suspected_no_more() -> None:
+    poison = Poison()
+    poison.death(0, [b"x"], 0.0)
+    poison.death(0, [b"x"], 1.0)
+    poison.survived(0, [b"other"], 2.0)
+    poison.survived(0, [b"x"], 2.001)  # looked at now and then only
+    poison.survived(0, [b"x"], 3.0)
+
+    assert not poison.suspects
+    assert poison.death(0, [b"x"], 4.0) == 1
+
+
+def test_suspected_contents_are_bounded() -> None:
+    poison = Poison(max_entries=3)
+    for i in range(10):
+        poison.death(0, [b"%d" % i], 0.0)
+
+    assert len(poison._deaths) == 3

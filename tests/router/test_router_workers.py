@@ -103,7 +103,7 @@ def test_held_workers_are_usable_when_all_are_held() -> None:
     assert len(fleet.usable) == 2
 
 
-def test_late_worker_is_used_when_there_is_no_other() -> None:
+def test_late_worker_gets_nothing_also_when_there_is_no_other() -> None:
     fleet = Fleet(100, 1 << 20)
     late, prompt = worker(0), worker(1)
     fleet.add(late)
@@ -115,7 +115,7 @@ def test_late_worker_is_used_when_there_is_no_other() -> None:
     fleet.held.add(1)
     fleet.changed()
 
-    assert fleet.usable == [late]
+    assert fleet.usable == []
     fleet.lose(0, 1)
     fleet.add(worker(0, 2))
     assert not fleet.avoided  # a new process is not late

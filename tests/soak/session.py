@@ -43,7 +43,7 @@ max_pending_bytes = 67108864
 #: Clients that must come out even, how many processes of each.
 KINDS: Final = {"dealer": 2, "req": 1, "client": 1, "async": 1, "large": 1, "flood": 1, "rubbish": 1}
 #: What may be logged as an error while workers are killed and bad files reloaded.
-EXPECTED_ERRORS: Final = frozenset({"worker_exited", "worker_stuck", "reload_refused"})
+EXPECTED_ERRORS: Final = frozenset({"worker_exited", "worker_stuck", "reload_refused", "request_poisoned"})
 _LIBRARY: Final = ("client", "async")
 #: What a client may take to hand in its ledger after its time, more than it waits for replies.
 _PATIENCE_S: Final = 60.0

@@ -53,6 +53,23 @@ class SlowFirst(Echo):
         return batch
 
 
+class TroubleBeside(Echo):
+    """Ends its process in the stage that a sample names."""
+
+    def preprocess(self, sample: Any) -> Any:
+        self._perhaps_die(sample, "preprocess")
+        return sample
+
+    def postprocess(self, result: Any) -> Any:
+        self._perhaps_die(result, "postprocess")
+        return result
+
+    def _perhaps_die(self, sample: Any, stage: str) -> None:
+        if sample.get("in") == stage:
+            os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(5)
+
+
 class Trouble(Echo):
     """Does what a sample's `do` says."""
 

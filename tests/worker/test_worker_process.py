@@ -199,11 +199,11 @@ class Stage:
         return self.collect(self.send(*values, **how))
 
     def message(self) -> Message:
-        """Return the next channel message."""
+        """Return the next channel message; reports, which come by the second, are none."""
         found: list[Message] = []
 
         def there() -> bool:
-            if (message := self.channel.receive()) is not None:
+            if (message := self.channel.receive()) is not None and message["t"] != "report":
                 found.append(message)
             return bool(found)
 

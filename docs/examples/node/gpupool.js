@@ -33,6 +33,7 @@ export function toArray({ dtype, data }) {
 
 export class Client {
   #socket;
+  #endpoint;
   #open = new Map(); // request id -> call
   #unsent = []; // what goes out next: { call, id } for a request, { cancel: id } for a cancel
   #sending = false;
@@ -46,8 +47,8 @@ export class Client {
   constructor(endpoint, { timeoutMs = 30_000, retries = 3, curve } = {}) {
     this.timeoutMs = timeoutMs;
     this.retries = retries;
+    this.#endpoint = endpoint;
     this.#socket = new zmq.Dealer({
-      immediate: true, // nothing is queued for a connection that is not there
       sendTimeout: 100, // then look again whether the request is still wanted, and how much time it has left
       linger: LINGER_MS,
       receiveHighWaterMark: 0, // bounded by our own open requests
@@ -200,6 +201,11 @@ export class Client {
 
   // The connection broke: whatever was sent on it has no reply to hope for.
   #lost() {
+    if (this.#up) {
+      // What libzmq still has for the old connection must not arrive beside what is sent again.
+      this.#socket.disconnect(this.#endpoint);
+      this.#socket.connect(this.#endpoint);
+    }
     this.#up = false;
     const unknown = { code: "worker_lost", message: "connection lost; whether the request ran is not known" };
     for (const call of new Set(this.#open.values())) {
