@@ -32,11 +32,14 @@ Every message is a map with a key `t`. The first to a child is its `spec`. What 
 | --- | --- |
 | loaded {models, device, memory} | import, load and warm-up are done |
 | failed {stage, message, traceback} | it cannot start; exit follows |
+| answer {n, …} | to a question with this n |
+| recycle {reason} | it should be replaced when that disturbs nobody: memory is lost that a new process would have |
 | report {memory, …} | what it tells of itself once a second, for people and metrics (see worker.report) |
 
 | to a worker | means |
 | --- | --- |
-| settings {batching} | batching settings of each model, after a reload; they hold from the next batch |
+| settings {batching, memory} | batching settings of each model and those of memory, after a reload; they hold from the next batch |
+| snapshot {n, path, seconds} | write a memory snapshot to that path; answer {n, files, …} or {n, error} |
 | drill {kind} | kind `hang`: let the work loop block for ever in its next batch, at once when nothing waits (see supervisor.drill) |
 | stop {} | finish the running batch, give the rest back, exit 0 (SIGTERM means the same) |
 """

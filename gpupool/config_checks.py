@@ -21,6 +21,8 @@ from gpupool.keys import is_key
 
 #: Of all models together, packed: they travel to each child in one channel message, beside the rest of its spec.
 MAX_OPTIONS_BYTES: Final = 64 * 1024
+#: Below this no worker comes up, and how it fails is not always plain.
+MIN_CPU_LIMIT_BYTES: Final = 128 << 20
 #: Key, and the key that its default must not exceed.
 _FOLLOWERS: Final = {"min_batch": "max_batch", "idle_window_ms": "window_ms", "max_message_bytes": "max_pending_bytes"}
 
@@ -51,6 +53,7 @@ def findings(document: Document) -> Iterator[Finding]:
     yield from _curve(document)
     yield from _supervision(document)
     yield from _batching(document)
+    yield from _memory(document)
     yield from _degrade(document)
     yield from _models(document)
     yield from _unsupported(document)
@@ -146,6 +149,13 @@ def _batching(document: Document) -> Iterator[Finding]:
             yield _finding(f"{name}.length_buckets", "upper bounds that grow", buckets)
 
 
+def _memory(document: Document) -> Iterator[Finding]:
+    limit = document.memory.cpu_limit_bytes
+    if 0 < limit < MIN_CPU_LIMIT_BYTES:
+        hint = "a worker takes nearly that before it has a model, and torch 150 MiB more"
+        yield _finding("memory.cpu_limit_bytes", f"0 for no limit, or at least {MIN_CPU_LIMIT_BYTES}", limit, hint=hint)
+
+
 def _degrade(document: Document) -> Iterator[Finding]:
     rules = document.degrade
     for i, (before, rule) in enumerate(itertools.pairwise(rules), start=1):
@@ -193,9 +203,6 @@ def _unsupported(document: Document) -> Iterator[Finding]:
     wishes: list[tuple[str, str, object]] = []
     if document.logs.fluentd:
         wishes.append(("logs.fluentd", '""', document.logs.fluentd))
-    for key, default in (("empty_cache_above", 0.9), ("start_fraction", 0.7)):
-        if (value := getattr(document.memory, key)) != default:
-            wishes.append((f"memory.{key}", str(default), value))
     wishes += [
         (f"model[{i}].fallback", '"none"', model.fallback) for i, model in enumerate(document.model) if model.fallback != "none"
     ]

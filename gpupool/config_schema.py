@@ -127,6 +127,7 @@ class Memory(Table):
     limit_fraction: Share = 0.9
     empty_cache_above: Share = 0.9
     start_fraction: Share = 0.7
+    cpu_limit_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 0
     allocator_conf: Annotated[str, PlainValidator(parse_allocator)] = ""
 
 

@@ -38,6 +38,10 @@ class RuntimeDir:
         """Where the kernel-log side-car hands its lines in."""
         return self.path / "xid.sock"
 
+    def snapshot(self, slot: int) -> Path:
+        """A worker's last memory snapshot."""
+        return self.path / f"snapshot-{slot}.json"
+
     def problem(self) -> str | None:
         """Say what is wrong with this directory's name, if anything is."""
         longest = max(len(os.fsencode(p)) for p in (self.control, self.workers))

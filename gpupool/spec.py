@@ -45,9 +45,12 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class MemorySpec:
-    """Device memory settings handed to workers."""
+    """Memory settings handed to workers; all but limit_fraction may change while they run."""
 
     limit_fraction: float = 0.9
+    empty_cache_above: float = 0.9
+    start_fraction: float = 0.7
+    cpu_limit_bytes: int = 0  # 0: no limit
 
 
 @dataclass(frozen=True, slots=True)

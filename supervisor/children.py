@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from gpupool.board import Board, Word
@@ -18,6 +18,7 @@ from . import events as ev
 from .oom import CAUSE as OOM_CAUSE
 from .oom import OomWatch
 from .process import Child, Loop, raise_oom_score
+from .totals import Totals
 
 #: How long the router may take to answer; its last books are shown when it does not.
 _ROUTER_TIMEOUT_S: Final = 0.3
@@ -49,12 +50,13 @@ class Children:
         self.router: Child | None = None
         self.workers: dict[tuple[int, int], Child] = {}
         self.reports: dict[int, Message] = {}  # by slot: what its present worker last told of itself
+        self.oom = Totals()  # forwards that failed for want of memory, by slot
         self._whose: dict[Child, tuple[int, int] | int] = {}  # a worker's (slot, incarnation), or the router's epoch
         self._oom = OomWatch()
         self.last_books: dict[str, Any] = {}
         self.last_books_at: float | None = None
         self._asked = 0
-        self._waiters: dict[int, asyncio.Future[Message]] = {}  # for the router's answers
+        self._waiters: dict[int, tuple[Child, asyncio.Future[Message]]] = {}  # for answers, with who was asked
 
     def look(self, now: float) -> None:
         """Note what the kernel's OOM killer has done by now, so that the next death can be told from it."""
@@ -144,15 +146,23 @@ class Children:
 
     async def ask_router(self, kind: str, **fields: Any) -> Message | None:
         """Send the router a question and return its answer; None when there is none in time."""
+        return None if self.router is None else await self._ask(self.router, kind, _ROUTER_TIMEOUT_S, fields)
+
+    async def ask_worker(self, child: Child, kind: str, timeout_s: float, **fields: Any) -> Message | None:
+        """Send a worker a question and return its answer; None when there is none in time."""
+        return await self._ask(child, kind, timeout_s, fields)
+
+    async def _ask(self, child: Child, kind: str, timeout_s: float, fields: Mapping[str, Any]) -> Message | None:
         self._asked += 1
         n = self._asked
-        if not self.tell_router({"t": kind, "n": n, **fields}):
+        if not child.channel.send({"t": kind, "n": n, **fields}):
             return None
-        waiter = self._waiters[n] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._waiters[n] = child, waiter
         try:
-            return await asyncio.wait_for(waiter, _ROUTER_TIMEOUT_S)
+            return await asyncio.wait_for(waiter, timeout_s)
         except (TimeoutError, asyncio.CancelledError):
-            self._log.event.warning("router_answer_late", question=kind, timeout_s=_ROUTER_TIMEOUT_S)
+            self._log.event.warning("answer_late", question=kind, timeout_s=timeout_s)
             return None
         finally:
             del self._waiters[n]
@@ -161,19 +171,21 @@ class Children:
 
     def _on_exit(self, child: Child) -> None:
         whose = self._whose.pop(child)
+        for asked, waiter in self._waiters.values():
+            if asked is child:
+                waiter.cancel()
         if child.code == -signal.SIGKILL and not child.cause and self._oom.claim(time.monotonic()):
             child.cause = OOM_CAUSE
         if isinstance(whose, int):
             self.router = None
             # The next one begins new books; two routers' never stand in one document.
             self.last_books, self.last_books_at = {}, None
-            for waiter in self._waiters.values():
-                waiter.cancel()
             self._feed(ev.RouterExited(whose, child.exit()))
             return
         del self.workers[whose]
         slot, incarnation = whose
         self.reports.pop(slot, None)
+        self.oom.ended(slot)
         record = self._board.read(slot)
         # A record that is not this process's names nobody: it died before it could have run anything.
         running = self._board.running(slot) if record.incarnation == incarnation else []
@@ -215,15 +227,21 @@ class Children:
                 self._log.event.warning("unknown_message", source="router", kind=kind)
 
     def _answered(self, m: Message) -> None:
-        if (waiter := self._waiters.get(m["n"])) and not waiter.done():
-            waiter.set_result(m)
+        if (asked := self._waiters.get(m["n"])) and not asked[1].done():
+            asked[1].set_result(m)
 
     def _on_worker_message(self, slot: int, incarnation: int, m: Message) -> None:
         match m.get("t"):
             case "loaded":
+                self.reports[slot] = {"memory": m.get("memory", {})}  # until its first report
                 self._feed(ev.WorkerLoaded(slot, incarnation, {k: v for k, v in m.items() if k != "t"}))
             case "report":
                 self.reports[slot] = m
+                self.oom.update(slot, m.get("memory", {}).get("failures", 0))
+            case "recycle":
+                self._feed(ev.RecycleAsked(slot, incarnation, str(m.get("reason"))))
+            case "answer":
+                self._answered(m)
             case "failed":
                 self._log.event.error(
                     "worker_cannot_start", worker=slot, incarnation=incarnation, stage=m.get("stage"), error=m.get("message"),

@@ -89,6 +89,15 @@ class WorkerSick:
 
 
 @dataclass(frozen=True, slots=True)
+class RecycleAsked:
+    """A worker should be replaced when that disturbs nobody: it works, but holds memory that a new process would not."""
+
+    slot: int
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Exit:
     """How a process ended: exit code, or the signal that killed it; what it said last."""
 
@@ -238,6 +247,7 @@ Event = (
     | WorkerJoined
     | WorkerIdle
     | WorkerSick
+    | RecycleAsked
     | WorkerExited
     | RouterUp
     | RouterExited

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from gpupool.board import Board, SlotRecord, SlotWord, Word
@@ -34,7 +35,15 @@ from .pool import Pool, PoolState, open_gate
 from .probes import ProbeServer
 from .process import Child, thread_environment
 from .slot import Purpose
-from .specs import allocator_environment, clients_from, leak_policy_from, policy_from, router_spec_from, worker_spec_from
+from .specs import (
+    allocator_environment,
+    clients_from,
+    leak_policy_from,
+    memory_from,
+    policy_from,
+    router_spec_from,
+    worker_spec_from,
+)
 from .state_file import load, save, state_path
 from .status import About, document, summary
 from .verbs import Verbs
@@ -322,6 +331,10 @@ class Supervisor:
         """The process that is in a slot now."""
         return self.children.workers.get((slot, self.pool.slots[slot].incarnation))
 
+    def snapshot_path(self, slot: int) -> Path:
+        """Where a worker's last memory snapshot stands."""
+        return self._instance.runtime.snapshot(slot)
+
     async def books(self) -> dict[str, Any]:
         """The router's books, fresh if it gives them in time; one that hangs is not asked, so that the answer comes at once."""
         asked = self.pool.router.up and not self.pool.router.late
@@ -337,6 +350,9 @@ class Supervisor:
         views = [self.cards.view(n) if self.cards else {} for n in range(len(self.devices))]
         router = self.children.router
         drops = dict(self.log.sink.dropped)
+        reports = {
+            n: {**self.children.reports.get(n, {}), "oom_total": self.children.oom.of(n)} for n in range(len(self.devices))
+        }
         now = time.monotonic()
         status = document(
             self.pool,
@@ -345,7 +361,7 @@ class Supervisor:
             router.pid if router else None,
             self.records(),
             views,
-            self.children.reports,
+            reports,
             self._memory.leaks(),
             now,
         )
@@ -368,7 +384,7 @@ class Supervisor:
             "default_timeout_ms": r.default_timeout_ms, "policy": r.policy, "batching": batching,
             "clients": {name: asdict(client) for name, client in clients_from(config).items()},
         })  # fmt: skip
-        self.children.tell_workers({"t": "settings", "batching": batching})
+        self.children.tell_workers({"t": "settings", "batching": batching, "memory": asdict(memory_from(config))})
 
     def _readiness(self) -> tuple[bool, str]:
         return self.pool.ready, summary(self.pool, int(self.children.last_books.get("pending", 0)))

@@ -29,6 +29,15 @@ _ROUTER: Final = (
     ("messages_dropped_total", "counter", "Messages of connections that had ended, or whose key was removed"),
 )
 
+#: What workers tell of their memory; one that has no budget or no pool tells none.
+_MEMORY: Final = (
+    ("budget_bytes", "Memory that a worker may use"),
+    ("used_bytes", "Memory that a worker uses, as its budget counts it"),
+    ("reserved_bytes", "Memory of a card that a worker's allocator holds, in use or cached"),
+    ("pool_bytes", "Memory of a card that was reserved at start, above what models hold at rest"),
+    ("pool_used_bytes", "What of it is in use"),
+)
+
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
@@ -90,6 +99,11 @@ def _families(
     yield "gpupool_memory_slope_bytes_per_hour", "gauge", "Rise of a worker's memory in an hour of work", slopes
     suspected: list[Sample] = [({"worker": n, "kind": kind}, int(leak["suspected"])) for n, kind, leak in leaks]
     yield "gpupool_memory_leak_suspected", "gauge", "Whether that rise is taken for a leak", suspected
+    oom: list[Sample] = [({"worker": w["worker"]}, w.get("oom_total", 0)) for w in workers]
+    yield "gpupool_oom_total", "counter", "Runs of forward that failed for want of memory", oom
+    for key, help_ in _MEMORY:
+        told: list[Sample] = [({"worker": w["worker"]}, w["memory"].get(key)) for w in workers]
+        yield f"gpupool_memory_{key}", "gauge", help_, told
     yield "gpupool_device_memory_used_bytes", "gauge", "Memory in use on a card", by_device("memory_used_bytes")
     yield "gpupool_device_memory_total_bytes", "gauge", "Memory of a card", by_device("memory_total_bytes")
     yield "gpupool_device_utilization_ratio", "gauge", "Utilisation of a card, 0 to 1", by_device("utilization")

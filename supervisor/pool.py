@@ -126,6 +126,9 @@ class Pool:
             case ev.WorkerSick(number, incarnation, reason):
                 if (slot := workers.current(number, incarnation)) and slot.state != State.STOPPING:
                     workers.end(slot, Purpose.REPLACE, workers.gentle(), reason, now)
+            case ev.RecycleAsked(number, incarnation, reason):
+                if slot := workers.current(number, incarnation):
+                    slot.renewal = reason
             case ev.WorkerExited(number, incarnation, exit_, running):
                 if slot := workers.current(number, incarnation):
                     workers.exited(slot, exit_, running, now)

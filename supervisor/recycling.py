@@ -1,4 +1,4 @@
-"""Processes that are renewed by themselves, because they leak or have run for long enough: one at a time, while everything else is well.
+"""Processes that are renewed by themselves, because they leak, ask for it or have run for long enough: one at a time, while everything else is well.
 
 Workers that reach a limit together must not leave together. So each waits for its turn: no other worker is missing, the pool keeps
 `min_ready` without it, and the one before has been ready again for a while. Each finishes what it was given; should another worker drop
@@ -44,16 +44,25 @@ class Recycling:
         if now < self._rest_until or not all(s.works for s in self._counted):
             return
         spare = len(self._counted) > self._workers.policy.min_ready
-        waiting = [s for s in self._workers.slots if s.works and (spare or s.overflow) and self.why(s)]
+        waiting = [
+            s for s in self._workers.slots if s.works and (spare or s.overflow or self._asks(s, now)) and self.why(s, now)
+        ]
         if waiting:
             self._slot = slot = min(waiting, key=lambda s: (s.ready_at or 0.0, s.number))
             self._incarnation = slot.incarnation
-            self._workers.report("worker_recycled", slot, reason=self.why(slot))
-            self._workers.finish_first(slot, Purpose.RECYCLE, self.why(slot), now)
+            self._workers.report("worker_recycled", slot, reason=self.why(slot, now))
+            self._workers.finish_first(slot, Purpose.RECYCLE, self.why(slot, now), now)
 
-    def why(self, slot: Slot) -> str:
+    def _asks(self, slot: Slot, now: float) -> bool:
+        """Whether its process has asked for it, also where it is the only one, and served long enough to have lost memory over time."""
+        stable_after_s = self._workers.policy.restart.stable_after_s
+        return bool(slot.renewal) and slot.ready_at is not None and now >= slot.ready_at + stable_after_s
+
+    def why(self, slot: Slot, now: float) -> str:
         """Say why a slot's process is to be renewed; "" if it is not."""
         policy = self._workers.policy
+        if self._asks(slot, now):
+            return slot.renewal
         if policy.recycle_on_leak and slot.leaks:
             return f"its {' and '.join(sorted(slot.leaks))} memory is suspected of a leak"
         if 0 < policy.recycle_after_batches <= slot.batches:

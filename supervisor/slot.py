@@ -81,6 +81,7 @@ class Slot:
     sentence: Change | None = None  # QUARANTINE or LOSE, while its card is judged
     needs: str = ""  # what the card needs before it is used again
     leaks: set[str] = field(default_factory=set)  # kinds of memory that its process is suspected to leak
+    renewal: str = ""  # why its process has asked to be renewed
     card_factor: float = 1.0  # share of the batch that the card can bear, below 1 while it throttles
 
     @property

@@ -80,15 +80,21 @@ def worker_spec_from(
     cpus: Collection[int] | None = None,
 ) -> WorkerSpec:
     """What one worker is told."""
-    s, m = config.supervision, config.memory
+    s = config.supervision
     return WorkerSpec(
         pool=config.pool.name, slot=slot, incarnation=incarnation, token=token, router_endpoint=f"ipc://{runtime.workers}",
         device=device.torch_name, device_id=device.id, models=config.specs, heartbeat_interval_s=s.heartbeat_interval_s,
         load_timeout_s=s.load_timeout_s, batch_timeout_s=s.batch_timeout_s, max_message_bytes=config.router.max_message_bytes,
         search_path=(str(config.source.parent.absolute()),),
-        memory=MemorySpec(m.limit_fraction), log=log,
+        memory=memory_from(config), log=log,
         cpus=tuple(sorted(cpus or ())),
     )  # fmt: skip
+
+
+def memory_from(config: Config) -> MemorySpec:
+    """The memory settings of a worker."""
+    m = config.memory
+    return MemorySpec(m.limit_fraction, m.empty_cache_above, m.start_fraction, m.cpu_limit_bytes)
 
 
 def allocator_environment(config: Config) -> dict[str, str]:

@@ -22,6 +22,9 @@ Peer = tuple[int, int]
 #: How long a drill is followed when the asker does not say, and at the most.
 _DRILL_S: Final = 180.0
 _MAX_DRILL_S: Final = 3600.0
+#: How long a snapshot may trace, and how long its taking may last when the asker does not say.
+_MAX_TRACE_S: Final = 3600.0
+_TAKING_S: Final = 120.0
 
 
 class Verbs:
@@ -37,7 +40,7 @@ class Verbs:
         return {
             "status": self._status, "drain": self._drain, "resume": self._resume, "restart": self._restart, "reload": self._reload,
             "release": self._release,
-            "drill": self._drill, "clear_poison": self._clear_poison,
+            "drill": self._drill, "clear_poison": self._clear_poison, "snapshot": self._snapshot,
         }  # fmt: skip
 
     async def _status(self, _: dict[str, Any], __: Peer) -> Any:
@@ -104,6 +107,24 @@ class Verbs:
             return await drill.run(s, slot, kind, timeout_s=timeout_s)
         finally:
             self._drilling = False
+
+    async def _snapshot(self, args: dict[str, Any], peer: Peer) -> Any:
+        s = self._supervisor
+        slot, seconds, within_s = self._slot(str(args.get("worker"))), args.get("seconds", 0.0), args.get("within_s", _TAKING_S)
+        for name, value in (("seconds", seconds), ("within_s", within_s)):
+            if not isinstance(value, int | float) or not 0 <= value <= _MAX_TRACE_S:
+                raise Refused("bad_request", f"{name}: expected a number of seconds from 0 to {_MAX_TRACE_S:g}")
+        child = s.child(slot)
+        if child is None or not s.pool.slots[slot].joined:
+            raise Refused("refused", f"worker {slot} is {s.pool.slots[slot].state}: it has loaded no models")
+        s.log.event.info("asked", verb="snapshot", workers=[slot], seconds=seconds, uid=peer[0], by=peer[1])
+        path = s.snapshot_path(slot)
+        answer = await s.children.ask_worker(child, "snapshot", seconds + within_s, path=str(path), seconds=seconds)
+        if answer is None:
+            raise Refused("refused", f"worker {slot} gave no snapshot within {seconds + within_s:g} s, or ended")
+        if "error" in answer:
+            raise Refused("snapshot_failed", f"worker {slot}: {answer['error']}")
+        return {"worker": slot, **{key: value for key, value in answer.items() if key not in ("t", "n")}}
 
     async def reload_quietly(self) -> None:
         """Reload on SIGHUP: there is nobody to answer to but the log."""

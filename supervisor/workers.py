@@ -103,6 +103,7 @@ class Workers:
         slot.joined = slot.late = slot.failed = False
         slot.purpose, slot.reason, slot.ladder, slot.batches, slot.info = Purpose.NONE, "", [], 0, {}
         slot.leaks.clear()
+        slot.renewal = ""
         self._out.append(SpawnWorker(slot.number, slot.incarnation, reason))
 
     # Ends.

@@ -25,8 +25,8 @@ SHELLS = {
     "router": {"__init__", "__main__", "door", "hoards", "keyring", "loop", "sockets"},
     # Those besides the threads and the device take their clock as an argument and only name its default.
     "worker": {
-        "__init__", "__main__", "backlog", "beat", "dealer", "device", "drill", "execute", "faults", "intake", "link", "models", "record",
-        "replies", "report",
+        "__init__", "__main__", "backlog", "beat", "budget", "dealer", "device", "drill", "execute", "faults", "intake", "link", "models",
+        "record", "replies", "report", "snapshot",
     },
 }  # fmt: skip
 IMPURE = {

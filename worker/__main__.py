@@ -12,8 +12,9 @@ import gc
 import os
 import signal
 import sys
+import threading
 import time
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gpupool import child, logs
 from gpupool.board import Phase
@@ -23,16 +24,20 @@ from gpupool.spec import WorkerSpec, worker_spec
 from .backlog import Backlog
 from .batcher import Batcher
 from .beat import Beat
+from .budget import share_one_heap
 from .ceiling import Ceilings
 from .device import Device, DeviceError
 from .execute import Executor, check_outputs
+from .exhaustion import Exhaustion
 from .faults import FaultKind, StickyFault
 from .intake import Intake
 from .link import Link
+from .memory import Memory
 from .models import LoadError, Model, import_model, load_model, put_first, threads, warm_up
 from .record import Record
 from .replies import Replies
 from .report import Report
+from .snapshot import Snapshots
 
 #: How long the last results may take to leave.
 _FLUSH_TIMEOUT_S = 3.0
@@ -52,14 +57,22 @@ class Worker:
         self.record = Record(inherited.board, spec.slot)
         inherited.board.claim(spec.slot, spec.incarnation, os.getpid())
         self.policies = [m.batching for m in spec.models]
-        self.ceilings = Ceilings()
+        self.ceilings, self.exhaustion = Ceilings(), Exhaustion()
         self.backlog = Backlog(Batcher(self.policies, self.ceilings), self.record)
-        self.link = Link(spec, inherited.board, inherited.channel, self.record, self.backlog, self.log, self.leave)
+        self.device = Device(spec.device, spec.device_id)
+        self.memory = Memory(self.device, self.ceilings, self.exhaustion, spec.memory, self.log)
+        self.batch_runs = threading.Lock()
+        self.snapshots = Snapshots(
+            self.describe, self.device.torch, self.batch_runs, inherited.channel.send, self.log, wait_s=spec.batch_timeout_s
+        )
+        self.link = Link(
+            spec, inherited.board, inherited.channel, self.record, self.backlog, self.log, self.leave, self.memory.settings,
+            self.snapshots.order,
+        )  # fmt: skip
         self.beat = Beat(
             inherited.board, self.record, self.log, interval_s=spec.heartbeat_interval_s, epoch_changed=self.link.wake,
             link_busy_since=lambda: self.link.busy_since, link_timeout_s=spec.batch_timeout_s,
         )  # fmt: skip
-        self.device = Device(spec.device, spec.device_id)
         self.report = Report(inherited.channel, self.log)
 
     def run(self) -> NoReturn:
@@ -117,17 +130,23 @@ class Worker:
             self.record.progress()
         self.device.set_threads(threads())
         self.record.phase(Phase.WARM_UP, until - time.monotonic())
+        warm = []
         for model in models:
-            warm_up(model, check_outputs)
+            warm.append(warm_up(model, check_outputs, self.device.release))
             self.record.progress()
+        # What was loaded stays: the collections between measurements need not look at it.
+        gc.collect()
+        gc.freeze()
+        self.memory.measure(models, warm, check_outputs, self.record.progress)
         return models
 
     def serve(self, models: list[Model]) -> NoReturn:
         """Run batches until told to stop."""
         record, backlog, link = self.record, self.backlog, self.link
         executor = Executor(
-            models, self.policies, record, self.device, self.ceilings, self.log, batch_timeout_s=self.spec.batch_timeout_s
-        )
+            models, self.policies, record, self.device, self.ceilings, self.log, self.exhaustion,
+            batch_timeout_s=self.spec.batch_timeout_s,
+        )  # fmt: skip
         self.listen()  # a model that loaded may have taken the signals for itself
         # What was loaded stays: later collections need not look at it again.
         gc.collect()
@@ -135,17 +154,18 @@ class Worker:
         sys.setswitchinterval(_SWITCH_S)
         record.phase(Phase.IDLE)
         backlog.refresh()
-        self.report.add("memory", self.device.memory)
+        self.report.add("memory", self.memory.report)
         self.beat.each_time = backlog.refresh
         names = [{"name": m.spec.name, "version": m.spec.version} for m in models]
-        self.channel.send({"t": "loaded", "models": names, "device": self.device.describe(), "memory": self.device.memory()})
+        self.channel.send({"t": "loaded", "models": names, "device": self.device.describe(), "memory": self.memory.report()})
         self.beat.each_time = self.each_beat  # reports come after that
         self.log.event.info("models_loaded", models=[m["name"] for m in names])
         link.open(Intake(models, self.policies, beside=record.beside), Replies(models, beside=record.beside))
         while (taken := backlog.next_batch()) is not None:
             batch, samples = taken
             try:
-                done, clean = executor.run(batch, samples)
+                with self.batch_runs:
+                    done, clean = executor.run(batch, samples)
             except StickyFault as e:
                 self.log.event.error("device_poisoned", detail=str(e), batch_size=batch.rows)
                 link.finish(_FLUSH_TIMEOUT_S)
@@ -153,6 +173,10 @@ class Worker:
             link.deliver(done)
             record.idle()
             backlog.ran(batch, done.forward_s if clean else None)
+            self.device.tidy()
+            if self.exhaustion.recycle_reason is not None:
+                self.channel.send({"t": "recycle", "reason": self.exhaustion.recycle_reason})
+                self.exhaustion.recycle_reason = None
             if self.log.level <= logs.LEVELS["debug"]:
                 self.log.event.debug(
                     "batch", model=models[batch.key[0]].spec.name, bucket=batch.key[1], batch_size=batch.rows,
@@ -162,6 +186,11 @@ class Worker:
         record.phase(Phase.STOPPING, _FLUSH_TIMEOUT_S)
         link.finish(_FLUSH_TIMEOUT_S)
         self.leave(Exit.OK)
+
+    def describe(self) -> dict[str, Any]:
+        """Say who this is and how its memory stands."""
+        spec = self.spec
+        return {"worker": spec.slot, "incarnation": spec.incarnation, "device": spec.device_id, "memory": self.memory.report()}
 
     def each_beat(self) -> None:
         """Do what is to be done now and then; called by the beat's thread."""
@@ -196,6 +225,8 @@ def main() -> NoReturn:
     if spec.cpus:
         with contextlib.suppress(OSError):  # the set may have been narrowed since; then the old one holds
             os.sched_setaffinity(0, spec.cpus)  # before any thread is started, and before torch counts its cores
+    if spec.device == "cpu" and spec.memory.cpu_limit_bytes:
+        share_one_heap()
     Worker(inherited, spec).run()
 
 

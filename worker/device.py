@@ -5,14 +5,20 @@ torch is never imported for a CPU device. For a card it is, before the model: th
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
+import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from gpupool.spec import MemorySpec
 
+from .budget import Budget, CardBudget, HostBudget
+
 _PLAIN: Final = frozenset({str, int, float, bool, bytes, type(None)})
+#: Between two looks at the cache, and between two times that it is emptied.
+_LOOK_S: Final = 1.0
+_EMPTY_AGAIN_S: Final = 10.0
 
 
 class DeviceError(Exception):
@@ -22,10 +28,21 @@ class DeviceError(Exception):
 class Device:
     """One device by torch's name, "cpu" or "cuda:0"."""
 
-    def __init__(self, name: str, device_id: str) -> None:
+    def __init__(self, name: str, device_id: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
         self.id = device_id
         self.kind = name.partition(":")[0]
+        self.host = HostBudget()
+        self.card: CardBudget | None = None
+        self.cache_emptied = 0  # times that cached memory was given back because it was above the threshold
+        self._empty_above = 1.0
+        self._clock = clock
+        self._look_at = 0.0
+
+    @property
+    def budget(self) -> Budget:
+        """The memory that batches must fit into."""
+        return self.card or self.host
 
     def prepare(self, memory: MemorySpec) -> None:
         """Look at the card and limit what this process may take of it. A worker without torch leaves its card to the model.
@@ -33,6 +50,7 @@ class Device:
         Raises:
             DeviceError: when the card cannot be used.
         """
+        self.limit(memory)
         if self.kind != "cuda":
             return
         try:
@@ -53,6 +71,13 @@ class Device:
             raise
         except Exception as e:
             raise DeviceError(f"{type(e).__name__}: {e}"[:1000]) from None
+        self.card = CardBudget(torch, memory.limit_fraction)
+
+    def limit(self, memory: MemorySpec) -> None:
+        """Put those settings into force that may change while the worker runs."""
+        self._empty_above = memory.empty_cache_above
+        if self.kind == "cpu":
+            self.host.set_limit(memory.cpu_limit_bytes or None)
 
     def set_threads(self, count: int) -> None:
         """Hold torch to the worker's share of CPU threads, where the environment gave one."""
@@ -83,11 +108,37 @@ class Device:
 
         return [copy(output) for output in outputs]
 
+    def brace(self) -> None:
+        """Be ready for a run that may not fit."""
+        self.budget.brace()
+
+    def relieve(self) -> None:
+        """Make room at once: a run has failed, perhaps for want of memory."""
+        self.budget.relieve()
+
     def release(self) -> None:
         """Give back what an out-of-memory error may have left: objects in cycles, cached blocks."""
-        gc.collect()
-        if (cuda := self._cuda()) is not None:
-            cuda.empty_cache()
+        self.budget.recover()
+
+    def at_rest(self) -> int:
+        """Return what is held although nothing runs, in bytes."""
+        return self.budget.at_rest()
+
+    def tidy(self) -> None:
+        """Between batches, now and then: give cached memory back if what the allocator holds has passed the threshold.
+
+        Not when it would give back next to nothing, and never more than once in ten seconds: memory that every batch needs would
+        otherwise be fetched anew from the driver for every batch.
+        """
+        now = self._clock()
+        if self.card is None or now < self._look_at:
+            return
+        self._look_at = now + _LOOK_S
+        limit, reserved, used = self.card.limit(), self.card.reserved(), self.card.used()
+        if limit and reserved > self._empty_above * limit and used < self._empty_above * limit:
+            self.card.recover()
+            self.cache_emptied += 1
+            self._look_at = now + _EMPTY_AGAIN_S
 
     def describe(self) -> dict[str, Any]:
         """Say what this device is, for the supervisor."""
@@ -103,9 +154,13 @@ class Device:
         free, total = cuda.mem_get_info(0)
         return {
             "allocated_bytes": cuda.memory_allocated(0), "reserved_bytes": cuda.memory_reserved(0),
-            "free_bytes": free, "total_bytes": total,
+            "free_bytes": free, "total_bytes": total, "cache_emptied_total": self.cache_emptied,
         }  # fmt: skip
 
+    def torch(self) -> Any:
+        """Return torch, where the device is a card and somebody has imported it; else None."""
+        return sys.modules.get("torch") if self.kind == "cuda" else None
+
     def _cuda(self) -> Any:
-        torch = sys.modules.get("torch") if self.kind == "cuda" else None
+        torch = self.torch()
         return torch.cuda if torch is not None and torch.cuda.is_initialized() else None

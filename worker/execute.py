@@ -18,6 +18,7 @@ from gpupool.spec import BatchingSpec
 
 from .batcher import Batch
 from .ceiling import Ceilings
+from .exhaustion import Exhaustion
 from .faults import Failure, Fault, FaultKind, StickyFault, read_fault
 from .models import Model, inference_mode
 from .replies import Done
@@ -48,8 +49,23 @@ class Compute(Protocol):
     def to_host(self, outputs: list[Any]) -> list[Any]:
         """Bring results into the process's own memory."""
 
+    def brace(self) -> None:
+        """Be ready for a run that may not fit."""
+
+    def relieve(self) -> None:
+        """Make room at once: a run has failed."""
+
     def release(self) -> None:
         """Give memory back."""
+
+    def at_rest(self) -> int:
+        """Return what is held although nothing runs, in bytes."""
+
+
+#: For an out-of-memory error that cannot even be read: made while there is memory.
+_TOO_FULL_TO_SAY = Fault(
+    FaultKind.OUT_OF_MEMORY, Failure(ErrorCode.OUT_OF_MEMORY, "out of memory"), "MemoryError", "somewhere in forward"
+)
 
 
 class ContractError(Exception):
@@ -81,6 +97,7 @@ class Executor:
     Args:
         models: loaded models by number.
         policies: their batching settings now.
+        exhaustion: is told of what did not fit.
         batch_timeout_s: what the board promises for one forward; each try of a split batch gets it anew.
         clock: monotonic seconds.
     """
@@ -93,6 +110,7 @@ class Executor:
         device: Compute,
         ceilings: Ceilings,
         log: Log,
+        exhaustion: Exhaustion,
         *,
         batch_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -103,6 +121,7 @@ class Executor:
         self._device = device
         self._ceilings = ceilings
         self._log = log
+        self._exhaustion = exhaustion
         self._batch_timeout_s = batch_timeout_s
         self._clock = clock
 
@@ -119,7 +138,9 @@ class Executor:
             forward_s = self._clock() - started_at
             self._record.ran(batch.rows, forward_s)
             if self._ceilings.succeeded(batch.key, batch.rows, most=self._policies[batch.key[0]].max_batch):
-                self._log.event.info("batch_ceiling_raised", model=model.spec.name, limit=self._ceilings.limit(batch.key))
+                self._log.event.info(
+                    "batch_ceiling_raised", model=model.spec.name, bucket=batch.key[1], limit=self._ceilings.limit(batch.key)
+                )
             return Done(batch, outputs, started_at, forward_s), True
         outputs = self._split(model, batch, samples, fault)
         return Done(batch, outputs, started_at, self._clock() - started_at), False
@@ -127,6 +148,7 @@ class Executor:
     def _try(self, model: Model, samples: list[Any], tickets: Sequence[int]) -> tuple[Sequence[Any], Fault | None]:
         """One forward. When this returns a fault, the exception and its frames, which hold tensors, are gone already."""
         self._record.running(tickets, self._batch_timeout_s)
+        self._device.brace()
         expected = len(samples)
         try:
             with inference_mode():
@@ -136,13 +158,18 @@ class Executor:
         except ContractError as e:
             return (), Fault(FaultKind.CONTRACT, Failure(ErrorCode.MODEL_ERROR, str(e)), "ContractError", "forward")
         except BaseException as e:  # the border to the user's model; SystemExit must not end the worker either
-            return (), read_fault(e)
+            self._device.relieve()
+            try:
+                return (), read_fault(e)
+            except MemoryError:  # its frames still hold everything
+                return (), _TOO_FULL_TO_SAY
 
     def _split(self, model: Model, batch: Batch, samples: list[Any], fault: Fault) -> list[Any]:
         """Find out which samples fail by themselves, after the whole batch has failed with `fault`."""
         outputs: list[Any] = [None] * len(samples)
         owners = [share.item.ticket for share in batch.shares for _ in range(share.stop - share.start)]
         start, stop = 0, len(samples)
+        well = [False] * len(samples)
         untried: list[tuple[int, int]] = []
         too_large: list[tuple[int, int]] = []
         failed: Counter[tuple[str, str, str, str | None]] = Counter()
@@ -166,11 +193,18 @@ class Executor:
             problem = None
             while untried and problem is None:
                 start, stop = untried.pop()
+                if any(e - s <= stop - start and all(well[s:e]) for s, e in too_large):
+                    # Fewer did not fit, though each of them does: so many will not either.
+                    middle = (start + stop + 1) // 2
+                    untried += [(middle, stop), (start, middle)]
+                    continue
                 part, problem = self._try(model, samples[start:stop], list(dict.fromkeys(owners[start:stop])))
                 if problem is None:
-                    outputs[start:stop] = part
+                    outputs[start:stop], well[start:stop] = part, [True] * (stop - start)
                     self._ceilings.succeeded(batch.key, stop - start, most=self._policies[batch.key[0]].max_batch)
-        self._learn(model, batch, too_large, outputs)
+        if too_large:
+            self._learn(model, batch, too_large, outputs)
+            self._exhaustion.failed(len(too_large), self._device.at_rest(), self._clock())
         for (code, error, where, words), count in failed.items():
             # By class and place: an exception's own words may quote the client's data and go to the client only.
             self._log.event.warning(

@@ -38,7 +38,7 @@ from gpupool.link import (
     unpack_work,
 )
 from gpupool.logs import Log
-from gpupool.spec import WorkerSpec, batching_spec
+from gpupool.spec import MemorySpec, WorkerSpec, batching_spec
 
 from .backlog import Backlog
 from .dealer import Dealer
@@ -59,6 +59,8 @@ class Link:
 
     Args:
         leave: ends the process with a code, after flushing what can be flushed.
+        memory_settings: puts settings of [memory] into force that a reload has changed.
+        snapshot: begins a memory snapshot and returns at once.
     """
 
     def __init__(
@@ -70,6 +72,8 @@ class Link:
         backlog: Backlog,
         log: Log,
         leave: Callable[[int], None],
+        memory_settings: Callable[[MemorySpec], None],
+        snapshot: Callable[[int, str, float], None],
     ) -> None:
         self._spec = spec
         self._board = board
@@ -77,6 +81,8 @@ class Link:
         self._record = record
         self._log = log
         self._leave = leave
+        self._memory_settings = memory_settings
+        self._snapshot = snapshot
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         signals, self.signal_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._signals = signals
@@ -188,7 +194,11 @@ class Link:
                 if message.get("t") == "stop":
                     self._stop("supervisor")
                 elif message.get("t") == "settings":
+                    if "memory" in message:  # first: ceilings are part of the limits shown
+                        self._memory_settings(MemorySpec(**message["memory"]))
                     self._backlog.configure([batching_spec(values) for values in message["batching"]])
+                elif message.get("t") == "snapshot":
+                    self._snapshot(message["n"], message["path"], message["seconds"])
                 elif message.get("t") == "drill" and message.get("kind") == "hang":
                     self._log.event.warning("drilled", kind="hang")
                     self._backlog.drill(self._spec.batch_timeout_s)

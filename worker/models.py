@@ -19,6 +19,8 @@ from typing import Any, Final
 
 from gpupool.spec import ModelSpec
 
+from .faults import FaultKind, read_fault
+
 _MAX_TRACEBACK: Final = 16_000
 
 
@@ -125,35 +127,59 @@ def load_model(model: Model, device: str) -> None:
         raise _load_error("load", model.spec, e) from None
 
 
-def warm_up(model: Model, check: Callable[[Any, int], Sequence[Any]]) -> int:
-    """Run what warmup() asks for and return how many samples that was. It may return samples to run, or run what it likes itself.
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A warm-up sample after preprocess, and its length (0 where the handler does not tell any)."""
+
+    length: int
+    sample: Any
+
+
+def warm_up(model: Model, check: Callable[[Any, int], Sequence[Any]], recover: Callable[[], None]) -> list[Prepared]:
+    """Run what warmup() asks for, and return it prepared. It may return samples to run, or run what it likes itself.
 
     Args:
         model: a loaded model.
         check: turns what forward returned into one result per sample, or raises.
+        recover: gives memory back after a batch that did not fit; it is run again in halves.
 
     Raises:
         LoadError: with stage "warm_up".
     """
     if model.warmup is None:
-        return 0
+        return []
     try:
         with inference_mode():
-            samples = list(model.warmup() or ())
-            most = model.spec.batching.max_batch
-            for at in range(0, len(samples), most):
-                batch = samples[at : at + most]
-                if model.length is not None:
-                    for sample in batch:
-                        model.length(sample)
-                if model.preprocess is not None:
-                    batch = [model.preprocess(sample) for sample in batch]
-                for output in check(model.forward(batch), len(batch)):
-                    if model.postprocess is not None:
-                        model.postprocess(output)
+            prepared = [_prepare(model, sample) for sample in model.warmup() or ()]
+            at, most = 0, model.spec.batching.max_batch
+            while at < len(prepared):
+                batch = [each.sample for each in prepared[at : at + most]]
+                if _fits(model, batch, check):
+                    at += len(batch)
+                else:
+                    most = len(batch) // 2
+                    recover()
     except BaseException as e:  # the border to the user's model
         raise _load_error("warm_up", model.spec, e) from None
-    return len(samples)
+    return prepared
+
+
+def _prepare(model: Model, sample: Any) -> Prepared:
+    length = int(model.length(sample)) if model.length is not None else 0
+    return Prepared(length, sample if model.preprocess is None else model.preprocess(sample))
+
+
+def _fits(model: Model, batch: list[Any], check: Callable[[Any, int], Sequence[Any]]) -> bool:
+    """Run a batch; False when it did not fit into memory, and half of it may. Raises what else goes wrong."""
+    try:
+        for output in check(model.forward(list(batch)), len(batch)):
+            if model.postprocess is not None:
+                model.postprocess(output)
+    except BaseException as e:
+        if len(batch) == 1 or read_fault(e).kind is not FaultKind.OUT_OF_MEMORY:
+            raise
+        return False
+    return True
 
 
 def put_first(folder: str) -> None:

@@ -19,12 +19,27 @@ from .keygen import keygen
 from .output import Failure, report
 from .poison import app as poison
 from .serve import check_config, serve
+from .snapshot import snapshot
 from .status import status
 from .steer import drain, release_device, reload, restart_worker, resume
 
 # Plain help and plain tracebacks: rich would cost each command its import, and a log is no place for boxes.
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-for command in (serve, check_config, status, drain, resume, restart_worker, release_device, reload, call, demo, drill, keygen):
+for command in (
+    serve,
+    check_config,
+    status,
+    drain,
+    resume,
+    restart_worker,
+    release_device,
+    reload,
+    call,
+    demo,
+    drill,
+    keygen,
+    snapshot,
+):
     app.command(command.__name__.replace("_", "-"))(command)
 app.add_typer(poison, name="poison")
 

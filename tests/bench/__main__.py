@@ -27,9 +27,10 @@ from .core_cost import core_cost
 from .measure import Result, cpu_seconds, echo_config, load, mid, processes_of
 from .peers import direct, plain_loops, proxied
 from .router_matrix import matrix
+from .story import story
 
 CONCURRENCIES: Final = (1, 16, 64, 256)
-PARTS: Final = ("echo", "idle", "client", "minilm", "matrix", "bodies", "core")
+PARTS: Final = ("echo", "idle", "client", "minilm", "matrix", "bodies", "core", "story")
 
 
 def main() -> int:
@@ -63,6 +64,8 @@ def main() -> int:
         failed += bodies(seconds, rounds)
     if "core" in parts:
         core_cost(quick=options.quick)
+    if "story" in parts:
+        failed += story(max(seconds, 3.0), rounds)
     if failed:
         print(f"{failed} requests failed", file=sys.stderr)
     return 1 if failed else 0

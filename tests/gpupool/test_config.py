@@ -160,8 +160,7 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
         "of the form",
     ),
     "Fluentd": ('[logs]\nfluentd = "localhost:24224"', "logs.fluentd", "not supported yet"),
-    "memory start": ("[memory]\nstart_fraction = 0.5", "memory.start_fraction", "not supported yet"),
-    "cache threshold": ("[memory]\nempty_cache_above = 0.5", "memory.empty_cache_above", "not supported yet"),
+    "memory below any worker": ("[memory]\ncpu_limit_bytes = 1000", "memory.cpu_limit_bytes", "at least 134217728"),
     "one port twice": ('[http]\nbind = "127.0.0.1:5555"', "http.bind", "another port than router.bind's"),
     "a leak window shorter than its cells": (
         "[supervision]\nleak_window_s = 7.0",

@@ -408,6 +408,67 @@ def test_a_sick_worker_is_replaced_without_blaming_its_requests() -> None:
     assert world.states()[0] == "ready"
 
 
+def old_world(slots: int = 3) -> World:
+    """All workers have served for longer than it takes to count as stable."""
+    world = World(slots=slots).start()
+    world.run(POLICY.restart.stable_after_s + 1.0)
+    return world
+
+
+def test_a_worker_that_asks_to_be_recycled_finishes_its_work_and_comes_back_without_a_death_on_its_record() -> None:
+    world = old_world()
+    for _ in range(POLICY.restart.max_restarts + 2):
+        incarnation = world.pool.slots[0].incarnation
+        world.feed(ev.RecycleAsked(0, incarnation, "out of memory 3 times in 10 s"))
+        world.run(POLICY.restart.stable_after_s + 10.0)
+        assert world.pool.slots[0].incarnation == incarnation + 1
+        assert world.states() == ["ready"] * 3
+
+    slot = world.pool.slots[0]
+    assert slot.history.deaths == []
+    assert slot.last_exit is not None
+    assert slot.last_exit["planned"]
+    assert world.pool.workers.ends == {(0, "recycle"): POLICY.restart.max_restarts + 2}
+    assert not any(lost["blame"] for lost in world.told("lost"))
+
+
+def test_never_two_workers_are_recycled_at_once() -> None:
+    world = old_world()
+    for number in range(3):
+        world.feed(ev.RecycleAsked(number, 1, "it leaks"))
+
+    for _ in range(600):
+        world.run(0.1)
+        assert world.states().count("ready") >= 2
+    assert [s.incarnation for s in world.pool.slots] == [2, 2, 2]
+
+
+def test_nobody_is_recycled_while_another_is_away_for_any_reason() -> None:
+    world = old_world()
+    world.kill(2)
+    world.feed(ev.RecycleAsked(0, 1, "it leaks"))
+
+    assert world.states()[0] == "ready"
+
+
+def test_a_worker_is_not_recycled_over_and_over() -> None:
+    world = old_world()
+    world.feed(ev.RecycleAsked(0, 1, "it leaks"))
+    world.run(20.0)
+    world.feed(ev.RecycleAsked(0, 2, "it leaks"))
+
+    assert world.states()[0] == "ready"
+
+
+def test_a_recycle_that_was_asked_for_by_a_process_that_is_gone_is_none() -> None:
+    world = old_world()
+    world.kill(0)
+    world.run(POLICY.restart.stable_after_s + 30.0)
+    world.feed(ev.RecycleAsked(0, 1, "it leaks"))
+
+    assert world.states()[0] == "ready"
+
+
 def test_a_worker_that_turns_late_while_the_pool_drains_is_avoided() -> None:
     world = World().start()
     world.busy.update({0, 1})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpupool.worker.ceiling import PATIENCE, Ceilings
+from gpupool.worker.ceiling import PATIENCE, STEP_AFTER, Ceilings
 
 KEY = (0, 0)
 
@@ -79,3 +79,85 @@ def test_at_the_configured_batch_the_ceiling_is_forgotten() -> None:
     succeed(ceilings, 4, PATIENCE, most=4)
 
     assert ceilings.limit(KEY) is None
+
+
+def test_a_planned_ceiling_is_approached_from_its_share_in_steps() -> None:
+    ceilings = Ceilings()
+    ceilings.plan({KEY: 40}, 0.7)
+    assert ceilings.limit(KEY) == 28
+
+    assert succeed(ceilings, 28, STEP_AFTER - 1, most=64) == 0
+    assert succeed(ceilings, 28, 1, most=64) == 1
+    assert ceilings.limit(KEY) == 32
+    succeed(ceilings, 32, STEP_AFTER, most=64)
+    succeed(ceilings, 36, STEP_AFTER, most=64)
+    assert ceilings.limit(KEY) == 40
+
+
+def test_above_the_plan_the_search_is_slow() -> None:
+    ceilings = Ceilings()
+    ceilings.plan({KEY: 4}, 1.0)
+
+    assert succeed(ceilings, 4, PATIENCE - 1) == 0
+    assert succeed(ceilings, 4, 1) == 1
+    assert ceilings.limit(KEY) == 5
+
+
+def test_a_planned_ceiling_rises_no_further_than_the_configured_batch_and_stays_known() -> None:
+    ceilings = Ceilings()
+    ceilings.plan({KEY: 10}, 1.0)
+
+    assert succeed(ceilings, 8, 10 * PATIENCE, most=8) == 0
+    assert ceilings.limit(KEY) == 10
+
+
+def test_after_a_failure_the_plan_is_not_trusted() -> None:
+    ceilings = Ceilings()
+    ceilings.plan({KEY: 20}, 0.5)
+    succeed(ceilings, 10, STEP_AFTER)
+    assert ceilings.failed(KEY, 12) == 10
+
+    assert succeed(ceilings, 10, PATIENCE) == 0  # the failed raise has doubled the patience
+    assert succeed(ceilings, 10, PATIENCE) == 1
+
+
+def test_what_used_to_fit_is_approached_again_faster_than_the_unknown() -> None:
+    ceilings = Ceilings()
+    ceilings.failed(KEY, 32)
+    succeed(ceilings, 16, 1)
+    assert ceilings.used_to_fit(KEY, 16)
+    assert ceilings.failed(KEY, 16) == 8
+    assert not ceilings.used_to_fit(KEY, 9)
+
+    assert succeed(ceilings, 8, STEP_AFTER) == 1
+    assert ceilings.limit(KEY) == 9
+
+
+def test_a_larger_budget_raises_the_limit_at_once_and_a_smaller_one_cuts_it() -> None:
+    ceilings = Ceilings()
+    ceilings.plan({KEY: 10}, 0.7)
+    ceilings.plan({KEY: 100}, 0.7)
+    assert ceilings.limit(KEY) == 70
+
+    ceilings.plan({KEY: 50}, 0.7)
+    assert ceilings.limit(KEY) == 50
+    ceilings.plan({KEY: 60}, 0.7)
+    assert ceilings.limit(KEY) == 50
+
+
+def test_a_new_budget_without_a_plan_has_the_ceiling_probed_afresh() -> None:
+    ceilings = Ceilings()
+    ceilings.failed(KEY, 8)
+    succeed(ceilings, 4, PATIENCE)
+    ceilings.failed(KEY, 5)  # patience has doubled
+
+    ceilings.plan({}, 0.7)
+
+    assert succeed(ceilings, 4, PATIENCE) == 1
+
+
+def test_the_lowest_ceiling_is_that_of_the_poorest_models_roomiest_bucket() -> None:
+    ceilings = Ceilings()
+    ceilings.plan({(0, 16): 64, (0, 256): 4, (1, 0): 48}, 1.0)
+
+    assert ceilings.lowest() == 48

@@ -15,6 +15,7 @@ from gpupool.spec import BatchingSpec, ModelSpec
 from gpupool.worker.batcher import Batch, CloseReason, Item, Share
 from gpupool.worker.ceiling import PATIENCE, Ceilings
 from gpupool.worker.execute import ContractError, Executor, check_outputs
+from gpupool.worker.exhaustion import Exhaustion
 from gpupool.worker.faults import Failure, FaultKind, StickyFault
 from gpupool.worker.models import Model
 
@@ -47,14 +48,22 @@ class FakeRecord:
 class FakeDevice:
     def __init__(self) -> None:
         self.released = 0
+        self.held = 0
 
     def synchronize(self) -> None: ...
 
     def to_host(self, outputs: list[Any]) -> list[Any]:
         return outputs
 
+    def brace(self) -> None: ...
+
+    def relieve(self) -> None: ...
+
     def release(self) -> None:
         self.released += 1
+
+    def at_rest(self) -> int:
+        return self.held
 
 
 class FakeLog:
@@ -73,11 +82,12 @@ class Bench:
 
     def __init__(self, forward: Callable[[list[Any]], Any], max_batch: int = 8) -> None:
         self.record, self.device, self.log, self.ceilings = FakeRecord(), FakeDevice(), FakeLog(), Ceilings()
+        self.exhaustion = Exhaustion()
         spec = ModelSpec("m", batching=BatchingSpec(max_batch=max_batch))
         times = iter(range(10**9))
         self.executor = Executor(
             [Model(spec, forward)], [spec.batching], self.record, self.device, self.ceilings, cast("Log", self.log),
-            batch_timeout_s=60.0, clock=lambda: float(next(times)),
+            self.exhaustion, batch_timeout_s=60.0, clock=lambda: float(next(times)),
         )  # fmt: skip
 
     def run(self, *samples: Any, rows: Sequence[int] | None = None) -> list[Any]:
@@ -227,6 +237,21 @@ def test_a_batch_that_does_not_fit_is_answered_in_parts_and_remembered() -> None
     assert bench.ceilings.limit(KEY) == 4
     assert bench.device.released == 1
     assert bench.record.errors == [FaultKind.OUT_OF_MEMORY]
+
+
+def test_a_size_that_is_too_large_is_not_tried_again_in_the_same_batch() -> None:
+    bench = Bench(fits(4), max_batch=16)
+
+    assert bench.run(*range(16)) == list(range(16))
+    assert [len(tickets) for tickets in bench.record.tries] == [16, 8, 4, 4, 4, 4]
+    assert bench.exhaustion.failures == 2
+
+
+def test_one_oversize_sample_does_not_have_the_others_run_in_pieces() -> None:
+    bench = Bench(fits(16, never=0), max_batch=16)
+    bench.run(*range(16))
+
+    assert [len(tickets) for tickets in bench.record.tries] == [16, 8, 4, 2, 1, 1, 2, 4, 8]
 
 
 def test_the_ceiling_recovers_when_memory_is_back() -> None:

@@ -114,21 +114,21 @@ def test_samples_of_warmup_run_in_batches(tmp_path: Path) -> None:
     name = write(tmp_path, "wm_warm", WARM.format(samples="range(5)", result="b"))
     model = import_model(spec(f"{name}:A", batching=BatchingSpec(max_batch=2)))
 
-    assert warm_up(model, check_outputs) == 5
+    assert [p.sample for p in warm_up(model, check_outputs, lambda: None)] == [1, 2, 3, 4, 5]
     assert sys.modules[name].A.sizes == [[1, 2], [3, 4], [5]]
 
 
 def test_a_warmup_that_runs_by_itself_returns_nothing(tmp_path: Path) -> None:
     name = write(tmp_path, "wm_self", WARM.format(samples="None", result="b"))
 
-    assert warm_up(import_model(spec(f"{name}:A")), check_outputs) == 0
+    assert warm_up(import_model(spec(f"{name}:A")), check_outputs, lambda: None) == []
 
 
 def test_a_model_that_breaks_its_contract_is_found_while_warming_up(tmp_path: Path) -> None:
     name = write(tmp_path, "wm_short", WARM.format(samples="[1, 2]", result="b[1:]"))
 
     with pytest.raises(LoadError, match="1 results for 2 samples") as caught:
-        warm_up(import_model(spec(f"{name}:A")), check_outputs)
+        warm_up(import_model(spec(f"{name}:A")), check_outputs, lambda: None)
 
     assert caught.value.stage == "warm_up"
 
