@@ -18,6 +18,7 @@ from . import events as ev
 from .oom import CAUSE as OOM_CAUSE
 from .oom import OomWatch
 from .process import Child, Loop, raise_oom_score
+from .tallies import Tallies
 
 #: How long the router may take to answer; its last books are shown when it does not.
 _ROUTER_TIMEOUT_S: Final = 0.3
@@ -49,6 +50,7 @@ class Children:
         self.router: Child | None = None
         self.workers: dict[tuple[int, int], Child] = {}
         self.reports: dict[int, Message] = {}  # by slot: what its present worker last told of itself
+        self.batches = Tallies()  # batches by reason and size, of all of a slot's workers
         self._whose: dict[Child, tuple[int, int] | int] = {}  # a worker's (slot, incarnation), or the router's epoch
         self._oom = OomWatch()
         self.last_books: dict[str, Any] = {}
@@ -226,6 +228,8 @@ class Children:
                 self._feed(ev.WorkerLoaded(slot, incarnation, {k: v for k, v in m.items() if k != "t"}))
             case "report":
                 self.reports[slot] = m
+                if isinstance(batching := m.get("batching"), dict):
+                    self.batches.tell(slot, incarnation, {key: batching[key] for key in ("closed", "sizes") if key in batching})
             case "failed":
                 self._log.event.error(
                     "worker_cannot_start", worker=slot, incarnation=incarnation, stage=m.get("stage"), error=m.get("message"),

@@ -352,7 +352,8 @@ class Supervisor:
 
     async def _metrics(self) -> str:
         xids = self.cards.health.xids.totals if self.cards else {}
-        return page(await self.status(), self.pool.workers.ends, xids)
+        batches = {slot.number: self.children.batches.total(slot.number) for slot in self.pool.slots}
+        return page(await self.status(), self.pool.workers.ends, xids, batches)
 
     def _tell_systemd(self) -> None:
         # First: who is told that we are ready may look at once.

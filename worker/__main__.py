@@ -136,6 +136,7 @@ class Worker:
         record.phase(Phase.IDLE)
         backlog.refresh()
         self.report.add("memory", self.device.memory)
+        self.report.add("batching", lambda: backlog.report([m.spec.name for m in models]))
         self.beat.each_time = self.each_beat
         names = [{"name": m.spec.name, "version": m.spec.version} for m in models]
         self.channel.send({"t": "loaded", "models": names, "device": self.device.describe(), "memory": self.device.memory()})
@@ -151,7 +152,7 @@ class Worker:
                 self.leave(Exit.REPLACE_ME)
             link.deliver(done)
             record.idle()
-            backlog.ran(batch, done.forward_s if clean else None)
+            backlog.ran(batch, done.started_at, done.forward_s, clean=clean)
             if self.log.level <= logs.LEVELS["debug"]:
                 self.log.event.debug(
                     "batch", model=models[batch.key[0]].spec.name, bucket=batch.key[1], batch_size=batch.rows,
