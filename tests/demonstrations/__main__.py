@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from demonstrations import fairness, fast_fail, held_bytes, overload, poison, router_kill, unequal
+from demonstrations import batching, buckets, fairness, fast_fail, held_bytes, low_high, overload, poison, router_kill, unequal
 from demonstrations.finding import Finding, broken, table
 
 Show = Callable[[Path, float], Sequence[Finding]]
@@ -27,6 +27,9 @@ ALL: Final[dict[str, tuple[Show, float, float]]] = {
     "unequal": (unequal.show, 36.0, 9.0),
     "router-kill": (router_kill.show, 20.0, 4.0),
     "fast-fail": (fast_fail.show, 30.0, 5.0),
+    "low-high": (low_high.show, 30.0, 5.0),
+    "batching": (batching.show, 24.0, 6.0),
+    "buckets": (buckets.show, 40.0, 8.0),
 }
 
 
