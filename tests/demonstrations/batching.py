@@ -20,7 +20,7 @@ from demonstrations.load import Job
 from support.running import HERE, RunningPool
 
 LIMIT: Final = 32
-LAYERS, WIDTH = 400, 96
+LAYERS, WIDTH = 300, 192
 _OPEN: Final = 3 * LIMIT
 #: Rounds of each, taking turns: a machine that becomes slower meanwhile is so for both.
 _ROUNDS: Final = 2
@@ -48,7 +48,9 @@ def show(folder: Path, seconds: float) -> Sequence[Finding]:
     config = f"[batching]\nmax_batch = {LIMIT}\nmin_batch = 1\n"
     rates: dict[int, list[float]] = {LIMIT: [], 1: []}
     failed = 0
-    with RunningPool(folder, "noted_models:Mlp", workers=1, options=options, config=config) as pool:
+    with RunningPool(
+        folder, "noted_models:Mlp", workers=1, options=options, config=config, env={"OMP_NUM_THREADS": "1"}
+    ) as pool:
         pool.start()
         # Batches of all sizes, so that the line can be told apart from a point.
         for open_ in (1, 4, 12, 24, 48, _OPEN):
