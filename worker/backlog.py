@@ -116,9 +116,8 @@ class Backlog:
         with self._changed:
             self._running = 0
             self._turnaround.ran(started_at, seconds, full=batch.reason is CloseReason.FULL)
-            if clean:
-                self._batcher.ran(batch, seconds, self._clock())
-                self._record.service(self._batcher.service_s)
+            self._batcher.ran(batch, seconds if clean else None, self._clock())
+            self._record.service(self._batcher.service_s)
             self._record.limits(self._batcher.lowest_limit(), self._batcher.longest_window())
             self._publish()
 

@@ -158,10 +158,12 @@ class Batcher:
         """Remove and return everything."""
         return self._remove(lambda _: True)
 
-    def ran(self, batch: Batch, seconds: float, now: float) -> None:
-        """Learn from a batch that went well and took so long."""
+    def ran(self, batch: Batch, seconds: float | None, now: float) -> None:
+        """Note that a batch has ended, and learn from it: it took so long, or None when it did not go well."""
+        for waiting in self._groups.values():
+            waiting.freed(now)
         group = self._groups.get(batch.key)
-        if group is None:
+        if group is None or seconds is None:
             return
         fit = group.fit
         fit.add(batch.rows, seconds)

@@ -12,7 +12,7 @@ from .batch import CloseReason, Item, Share
 from .ceiling import GroupKey
 from .fit import BatchFit
 from .tuning import Tuning
-from .window import ArrivalGaps, Feedback, wait_s
+from .window import ArrivalGaps, Feedback, longest_s, worthwhile_wait
 
 #: A batch starts this much earlier than a member's deadline would demand: waking up and answering take time too.
 DEADLINE_MARGIN_S: Final = 0.002
@@ -24,7 +24,20 @@ AT_ONCE: Final = -NEVER
 class Group:
     """One model and bucket. The queue is in the order of `Item.order`."""
 
-    __slots__ = ("account", "deadline", "feedback", "first", "fit", "gaps", "key", "policy", "queue", "rows", "tuning")
+    __slots__ = (
+        "account",
+        "deadline",
+        "feedback",
+        "first",
+        "fit",
+        "freed_at",
+        "gaps",
+        "key",
+        "policy",
+        "queue",
+        "rows",
+        "tuning",
+    )
 
     def __init__(self, key: GroupKey, policy: BatchingSpec) -> None:
         self.key = key
@@ -32,6 +45,7 @@ class Group:
         self.rows = 0
         self.first = NEVER  # earliest arrival of those that wait
         self.deadline = NEVER  # earliest of theirs
+        self.freed_at = 0.0  # when the device last became free while somebody waited here
         self.fit = BatchFit()
         self.feedback = Feedback()
         self.account = Account()
@@ -55,6 +69,12 @@ class Group:
         self.deadline = min(self.deadline, item.deadline)
         self.gaps.add(now, self.rows)
 
+    def freed(self, now: float) -> None:
+        """Note that the device has become free."""
+        if self.rows:
+            self.freed_at = now
+            self.gaps.freed(now, self.rows)
+
     def count(self) -> None:
         """Work out what follows from the queue, after items have left it."""
         queue = self.queue
@@ -68,15 +88,21 @@ class Group:
         if rows >= limit:
             return AT_ONCE, CloseReason.FULL
         enough = rows >= policy.min_batch
+        since = self.first
         if policy.adaptive:
-            wait = wait_s(rows, policy, self.fit, self.gaps.after(rows), self.feedback.share, window_share)
+            wait, gap = longest_s(rows, policy, self.feedback.share) * window_share, self.gaps.after(rows)
+            if self.fit.good and gap.known:
+                wait = worthwhile_wait(rows, wait, self.fit, gap)
+                since = max(since, self.freed_at)
+            else:
+                wait = 0.0 if enough else wait * self.feedback.share
             if not wait:
                 return (AT_ONCE, CloseReason.MIN) if enough else (self.first, CloseReason.IDLE)
         elif enough:
             return AT_ONCE, CloseReason.MIN
         else:
             wait = policy.window_ms / 1000 * window_share
-        closes_at = self.first + wait
+        closes_at = since + wait
         if self.deadline != NEVER:
             urgent_at = self.deadline - self.needs_s(rows)
             if urgent_at < closes_at:
@@ -123,7 +149,7 @@ class Group:
     def describe(self, limit: int, window_share: float) -> dict[str, Any]:
         """Tell people what is known and in force: plain values, times in milliseconds."""
         fit, policy = self.fit, self.policy
-        longest_ms = policy.window_ms * (self.feedback.share if policy.adaptive else 1.0)
+        longest_ms = 1000 * longest_s(policy.min_batch, policy, self.feedback.share) if policy.adaptive else policy.window_ms
         return {
             "limit": limit,
             "window_ms": _ms(longest_ms * window_share / 1000),

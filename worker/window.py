@@ -15,10 +15,14 @@ APART on, a number that has not been seen often enough is told by those of the s
 
 And because a forecast can be wrong, no more is ever spent on waiting than could be saved: the wait ends at a / n from the first arrival.
 
-The longest permitted wait is `idle_window_ms` while fewer than min_batch wait, and above that `window_ms` times what the feedback from
-recent batches leaves of it: where they keep filling up it pays to let them, where they stay far below the limit it does not. Where there is
-no forecast (too few batches, or times that no line fits) the window is fixed: the idle one, times the same feedback, and none from
-min_batch on.
+What came while a batch ran has waited longer than any window when the batch ends; yet that moment is when those whom it answers ask again.
+So gaps behind a batch are kept apart too, from its end on, and where they say that waiting pays, the wait counts from there. Without this,
+clients in a closed loop that fall into two groups, one waiting while the other is served, would never find together again.
+
+The longest permitted wait is `idle_window_ms` while fewer than min_batch wait. From there on it lies between that and `window_ms`, as the
+feedback from recent batches has it: where they keep filling up it pays to let them, where they stay far below the limit it does not. Where
+there is no forecast (too few batches, or times that no line fits) the window is fixed: the idle one, times the same feedback, always from
+the first arrival, and none from min_batch on.
 """
 
 from __future__ import annotations
@@ -65,39 +69,45 @@ class Gap:
 
 
 class ArrivalGaps:
-    """The gaps between arrivals of one model and bucket."""
+    """The gaps between arrivals of one model and bucket. What waits behind a batch counts from the batch's end."""
 
-    __slots__ = ("_alike", "_exact", "_idle_s", "_last", "_min_batch", "_most", "_waiting", "_window_s")
+    __slots__ = ("_alike", "_behind", "_exact", "_idle_s", "_min_batch", "_most", "_since", "_waiting", "_window_s")
 
     def __init__(self, policy: BatchingSpec) -> None:
         self._idle_s, self._window_s = policy.idle_window_ms / 1000, policy.window_ms / 1000
         self._min_batch, self._most = policy.min_batch, policy.max_batch
-        self._exact: dict[int, Gap] = {}  # by samples waiting, fewer than max_batch
-        self._alike: dict[int, Gap] = {}  # by their bit length
-        self._last = 0.0
+        self._exact: dict[int, Gap] = {}  # by samples waiting, fewer than max_batch; negative: behind a batch that ended
+        self._alike: dict[int, Gap] = {}  # the same by their bit length
+        self._since = 0.0
         self._waiting = 0  # 0: nothing has arrived yet
+        self._behind = False
 
     def add(self, now: float, waiting: int) -> None:
         """Note an arrival, after which `waiting` samples wait."""
         before = self._waiting
         if 0 < before < self._most:  # whether more should wait is never asked
-            gap_s, longest_s = now - self._last, self.longest_s(before)
-            _of(self._exact, before).add(gap_s, longest_s)
+            gap_s, longest_s = now - self._since, self._idle_s if before < self._min_batch else self._window_s
+            sign = -1 if self._behind else 1
+            _of(self._exact, sign * before).add(gap_s, longest_s)
             if before >= APART:
-                _of(self._alike, before.bit_length()).add(gap_s, longest_s)
-        self._last = now
+                _of(self._alike, sign * before.bit_length()).add(gap_s, longest_s)
+        self._since = now
         self._waiting = waiting
+        self._behind = False
 
-    def longest_s(self, waiting: int) -> float:
-        """Return the longest wait of so many samples, all shares and feedback aside."""
-        return self._idle_s if waiting < self._min_batch else self._window_s
+    def freed(self, now: float, waiting: int) -> None:
+        """Note that the device has become free while so many wait."""
+        self._since = now
+        self._waiting = waiting
+        self._behind = True
 
     def after(self, waiting: int) -> Gap:
-        """Return what is known of gaps that began with so many samples waiting."""
-        exact = self._exact.get(waiting)
+        """Return what is known of gaps that began as the present one did, with so many samples waiting."""
+        sign = -1 if self._behind else 1
+        exact = self._exact.get(sign * waiting)
         if exact is not None and exact.known:
             return exact
-        alike = self._alike.get(waiting.bit_length()) if waiting >= APART else None
+        alike = self._alike.get(sign * waiting.bit_length()) if waiting >= APART else None
         return _UNKNOWN if alike is None else alike
 
 
@@ -127,22 +137,10 @@ class Feedback:
             self.share = self.share / 2 if self.share > _SHORTEST else 0.0
 
 
-def wait_s(rows: int, policy: BatchingSpec, fit: BatchFit, gap: Gap, left: float, share: float) -> float:
-    """Return how long, from the first arrival, `rows` waiting samples of an adaptive model should wait for company.
-
-    Args:
-        rows: samples that wait, fewer than the limit.
-        policy: the model's settings.
-        fit: of its batch times.
-        gap: what is known of arrivals after so many.
-        left: what the feedback leaves of the window.
-        share: of the configured windows that is in force.
-    """
-    enough = rows >= policy.min_batch
-    longest = (policy.window_ms * left if enough else policy.idle_window_ms) / 1000 * share
-    if not (fit.good and gap.known):
-        return 0.0 if enough else longest * left
-    return worthwhile_wait(rows, longest, fit, gap)
+def longest_s(rows: int, policy: BatchingSpec, left: float) -> float:
+    """Return the longest that `rows` waiting samples of an adaptive model may wait, where the feedback leaves so much of it."""
+    idle_ms, window_ms = policy.idle_window_ms, policy.window_ms
+    return (idle_ms if rows < policy.min_batch else idle_ms + (window_ms - idle_ms) * left) / 1000
 
 
 def worthwhile_wait(rows: int, longest_s: float, fit: BatchFit, gap: Gap) -> float:

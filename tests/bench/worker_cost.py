@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -54,7 +55,8 @@ class Peer:
         if not self._socket.poll(_SILENCE_MS):
             raise SystemExit("the worker is silent")
         _, *frames = self._socket.recv_multipart()
-        return [tuple(unpack_body(r.frames[0], r.frames[1:])) for r in link.unpack_results(frames)]
+        stamps: list[Any] = [unpack_body(r.frames[0], r.frames[1:]) for r in link.unpack_results(frames)]
+        return [(began, ended, rows) for began, ended, rows in stamps]
 
 
 @contextmanager
@@ -164,7 +166,7 @@ def gaps(seconds: float) -> None:
         ordered = sorted(stamps.items())[10:]
         pairs = [
             (1000 * (b - a_end), 1000 * (b_end - b))
-            for (_, (a_end, n)), (b, (b_end, m)) in zip(ordered, ordered[1:], strict=False)
+            for (_, (a_end, n)), (b, (b_end, m)) in pairwise(ordered)
             if n == m == _LIMIT
         ]
         gap = sorted(g for g, _ in pairs)

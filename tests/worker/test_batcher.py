@@ -422,7 +422,7 @@ def test_full_batches_let_an_adaptive_model_wait_for_more_than_min_batch() -> No
     assert (batch.rows, batch.reason) == (4, CloseReason.WINDOW)
 
 
-def test_batches_far_below_the_limit_close_at_min_batch() -> None:
+def test_batches_far_below_the_limit_leave_the_idle_window_only() -> None:
     policy = BatchingSpec(max_batch=64, min_batch=2, window_ms=10.0, idle_window_ms=1.0)
     batcher, now = make(policy), T
     for turn in range(30):
@@ -435,10 +435,8 @@ def test_batches_far_below_the_limit_close_at_min_batch() -> None:
     for ticket in range(1000, 1002):
         batcher.add(item(ticket, deadline=now + 9), now)
 
-    batch = batcher.take(now)
-
-    assert batch is not None
-    assert (batch.rows, batch.reason) == (2, CloseReason.MIN)
+    assert batcher.take(now) is None, "the third of three comes at once"
+    assert batcher.next_deadline() == pytest.approx(now + 0.001)
 
 
 def test_times_that_no_line_fits_leave_the_fixed_window() -> None:

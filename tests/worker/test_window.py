@@ -6,7 +6,7 @@ import pytest
 
 from gpupool.spec import BatchingSpec
 from gpupool.worker.fit import BatchFit
-from gpupool.worker.window import ArrivalGaps, Feedback, Gap, wait_s, worthwhile_wait
+from gpupool.worker.window import ArrivalGaps, Feedback, Gap, longest_s, worthwhile_wait
 
 LONGEST = 0.001
 
@@ -29,24 +29,11 @@ def gap_of(*gaps: float, times: int = 40) -> Gap:
 POLICY = BatchingSpec(max_batch=32, min_batch=8, window_ms=5.0, idle_window_ms=1.0)
 
 
-def test_without_evidence_the_window_is_fixed_and_min_batch_closes() -> None:
-    assert wait_s(1, POLICY, BatchFit(), gap_of(0.0002), 1.0, 1.0) == LONGEST
-    assert wait_s(1, POLICY, fitted(0.002), Gap(), 1.0, 1.0) == LONGEST
-    assert wait_s(8, POLICY, fitted(0.002), Gap(), 1.0, 1.0) == 0.0
-
-
-def test_without_evidence_the_feedback_shortens_the_window() -> None:
-    assert wait_s(1, POLICY, BatchFit(), Gap(), 0.25, 1.0) == LONGEST / 4
-    assert wait_s(1, POLICY, BatchFit(), Gap(), 0.25, 0.5) == LONGEST / 8
-
-
 def test_from_min_batch_on_the_longer_window_counts_as_far_as_batches_fill_up() -> None:
-    dense, dear = gap_of(0.00001), fitted(1.0)
-
-    assert wait_s(7, POLICY, dear, dense, 0.0, 1.0) == 0.001
-    assert wait_s(8, POLICY, dear, dense, 1.0, 1.0) == 0.005
-    assert wait_s(8, POLICY, dear, dense, 0.5, 0.5) == pytest.approx(0.00125)
-    assert wait_s(8, POLICY, dear, dense, 0.0, 1.0) == 0.0
+    assert longest_s(7, POLICY, 1.0) == 0.001
+    assert longest_s(8, POLICY, 1.0) == 0.005
+    assert longest_s(8, POLICY, 0.5) == 0.003
+    assert longest_s(8, POLICY, 0.0) == 0.001
 
 
 def test_full_batches_lengthen_the_window_and_those_far_below_the_limit_shorten_it() -> None:
@@ -124,6 +111,22 @@ def test_gaps_are_kept_apart_by_who_waited() -> None:
     assert gaps.after(1).share == 1.0
     assert gaps.after(2).share == 0.0
     assert not gaps.after(3).known
+
+
+def test_gaps_behind_a_batch_are_kept_apart_and_begin_at_its_end() -> None:
+    gaps, now = ArrivalGaps(POLICY), 100.0
+    for _ in range(20):  # one waits while another is served, who asks again a moment later
+        gaps.add(now, 1)
+        gaps.freed(now + 0.01, 1)
+        assert gaps.after(1).share in (0.0, 1.0)
+        gaps.add(now + 0.0102, 2)
+        now += 0.02
+
+    gaps.add(now, 1)
+    assert not gaps.after(1).known
+    gaps.freed(now + 0.01, 1)
+    assert gaps.after(1).share == 1.0
+    assert gaps.after(1).mean_s == pytest.approx(0.0002)
 
 
 def test_what_was_seldom_seen_is_told_by_its_like() -> None:
