@@ -20,12 +20,14 @@ from support.running import RunningPool
 BOUNDS: Final = "[32, 64, 128, 256]"
 _TEXTS: Final = 512
 _SHORTEST, _LONGEST = 16, 256
-_OPEN: Final = 64
+_OPEN: Final = 48
 _ROUNDS: Final = 2
+_BRIEF_S: Final = 20.0  # with less there is one round: each has to finish what it has begun
 
 
 def show(folder: Path, seconds: float) -> Sequence[Finding]:
     """Take turns between the two on one pool."""
+    rounds = _ROUNDS if seconds >= _BRIEF_S else 1
     rng = random.Random(3)
     # Two tokens are the text's frame. Lengths are spread evenly over their logarithm, as those of real texts rather are.
     lengths = [int(_SHORTEST * (_LONGEST / _SHORTEST) ** rng.random()) for _ in range(_TEXTS)]
@@ -38,7 +40,7 @@ def show(folder: Path, seconds: float) -> Sequence[Finding]:
     borrowed = failed = 0
     with RunningPool(folder, "noted_models:MiniLM", workers=1, options=options, config=config) as pool:
         pool.start()
-        for turn in range(1 + _ROUNDS):
+        for turn in range(1 + rounds):
             for on in (True, False):
                 text = pool.file.read_text()
                 bounds = BOUNDS if on else "[]"
@@ -47,7 +49,7 @@ def show(folder: Path, seconds: float) -> Sequence[Finding]:
                 )
                 assert pool.ask("reload")["ok"]
                 known = len(noted_models.read(folder / "notes"))
-                each_s = seconds / (2 + 2 * _ROUNDS)
+                each_s = seconds / (2 + 2 * rounds)
                 seen = load.run(Job(load.endpoint(pool), each_s, open=_OPEN, bodies=bodies, timeouts_ms=(300_000,)))
                 failed += sum(seen.codes.values()) - seen.codes["ok"]
                 if on:
