@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-gpu bench drill-report soak demonstrations fuzz clean
+.PHONY: help setup demo check test test-gpu bench drill-report soak demonstrations study fuzz clean
 
 help:
 	@echo 'make setup     install into $(VENV)'
@@ -16,6 +16,7 @@ help:
 	@echo 'make drill-report  every fault at every moment on a real pool: noticed when, lost what'
 	@echo 'make soak      a pool under mixed load while it is disturbed, 3 minutes; SECONDS=60 SEED=1 ROUTER_KILLS=1'
 	@echo 'make demonstrations  promises shown one by one, as figures and bounds; NAMES="poison overload"'
+	@echo 'make study     ways to batch compared in virtual time; writes its figures into docs/batching.md'
 	@echo 'make fuzz      random bytes for parsers and core, by atheris where it can be had; SECONDS=30 for each target'
 	@echo 'make bench     speed and memory, as ratios within one run'
 
@@ -60,6 +61,9 @@ soak: $(READY)
 
 demonstrations: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m demonstrations $(NAMES)
+
+study: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m study --write
 
 fuzz: $(READY)
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/pip install -q atheris || echo 'atheris cannot be installed for this Python'

@@ -30,6 +30,7 @@ Bytes = Annotated[int, Field(ge=1024, le=1 << 40)]
 Seconds = Annotated[float, Field(gt=0, le=_DAY_S)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Window = Annotated[float, Field(ge=0, le=10_000)]
+Objective = Annotated[float, Field(ge=0, le=3_600_000)]
 BatchSize = Annotated[int, Field(ge=1, le=65_536)]
 Address = Annotated[str, PlainValidator(parse_address)]
 PathText = Annotated[str, PlainValidator(parse_path)]
@@ -119,6 +120,7 @@ class Batching(Table):
     adaptive: bool = True
     max_queue: Count = 100
     length_buckets: Lengths = ()
+    p99_ms: Objective = 0.0
 
 
 class Memory(Table):
@@ -154,6 +156,7 @@ class Model(Table):
     adaptive: bool | None = None
     max_queue: Count | None = None
     length_buckets: Lengths | None = None
+    p99_ms: Objective | None = None
 
 
 class Http(Table):

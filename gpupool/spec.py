@@ -29,6 +29,7 @@ class BatchingSpec:
     adaptive: bool = True
     max_queue: int = 100
     length_buckets: tuple[int, ...] = ()
+    p99_ms: float = 0.0  # objective that the largest batch is tuned to; 0: it is not
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from . import events as ev
 from .oom import CAUSE as OOM_CAUSE
 from .oom import OomWatch
 from .process import Child, Loop, raise_oom_score
-from .totals import Totals
+from .tallies import Tallies
 
 #: How long the router may take to answer; its last books are shown when it does not.
 _ROUTER_TIMEOUT_S: Final = 0.3
@@ -50,7 +50,7 @@ class Children:
         self.router: Child | None = None
         self.workers: dict[tuple[int, int], Child] = {}
         self.reports: dict[int, Message] = {}  # by slot: what its present worker last told of itself
-        self.oom = Totals()  # forwards that failed for want of memory, by slot
+        self.tallies = Tallies()  # what all of a slot's workers have counted
         self._whose: dict[Child, tuple[int, int] | int] = {}  # a worker's (slot, incarnation), or the router's epoch
         self._oom = OomWatch()
         self.last_books: dict[str, Any] = {}
@@ -185,7 +185,6 @@ class Children:
         del self.workers[whose]
         slot, incarnation = whose
         self.reports.pop(slot, None)
-        self.oom.ended(slot)
         record = self._board.read(slot)
         # A record that is not this process's names nobody: it died before it could have run anything.
         running = self._board.running(slot) if record.incarnation == incarnation else []
@@ -237,7 +236,7 @@ class Children:
                 self._feed(ev.WorkerLoaded(slot, incarnation, {k: v for k, v in m.items() if k != "t"}))
             case "report":
                 self.reports[slot] = m
-                self.oom.update(slot, m.get("memory", {}).get("failures", 0))
+                self._tally(slot, incarnation, m)
             case "recycle":
                 self._feed(ev.RecycleAsked(slot, incarnation, str(m.get("reason"))))
             case "answer":
@@ -250,6 +249,14 @@ class Children:
                 self._feed(ev.WorkerFailed(slot, incarnation, f"{m.get('stage')}: {m.get('message')}"))
             case kind:
                 self._log.event.warning("unknown_message", source="worker", worker=slot, kind=kind)
+
+    def _tally(self, slot: int, incarnation: int, report: Message) -> None:
+        counts: dict[str, Any] = {}
+        if isinstance(memory := report.get("memory"), dict):
+            counts["oom"] = memory.get("failures", 0)
+        if isinstance(batching := report.get("batching"), dict):
+            counts |= {key: batching[key] for key in ("closed", "sizes") if key in batching}
+        self.tallies.tell(slot, incarnation, counts)
 
     def _on_line(self, child: Child, source: str, text: str) -> None:
         whose = self._whose.get(child)

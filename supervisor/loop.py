@@ -351,7 +351,8 @@ class Supervisor:
         router = self.children.router
         drops = dict(self.log.sink.dropped)
         reports = {
-            n: {**self.children.reports.get(n, {}), "oom_total": self.children.oom.of(n)} for n in range(len(self.devices))
+            n: {**self.children.reports.get(n, {}), "oom_total": self.children.tallies.total(n).get("oom", 0)}
+            for n in range(len(self.devices))
         }
         now = time.monotonic()
         status = document(
@@ -391,7 +392,8 @@ class Supervisor:
 
     async def _metrics(self) -> str:
         xids = self.cards.health.xids.totals if self.cards else {}
-        return page(await self.status(), self.pool.workers.ends, xids)
+        batches = {slot.number: self.children.tallies.total(slot.number) for slot in self.pool.slots}
+        return page(await self.status(), self.pool.workers.ends, xids, batches)
 
     def _tell_systemd(self) -> None:
         # First: who is told that we are ready may look at once.

@@ -8,9 +8,11 @@ code; the client library would cost the supervisor a fifth of its memory. A test
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import Any, Final
 
 from gpupool import __version__
+from gpupool.batches import SIZES
 
 Sample = tuple[dict[str, Any], float | int | None]
 Family = tuple[str, str, str, list[Sample]]
@@ -38,18 +40,45 @@ _MEMORY: Final = (
     ("pool_used_bytes", "What of it is in use"),
 )
 
+#: In a histogram's labels: which of its series a sample is.
+_SUFFIX: Final = "__suffix__"
+
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
-def page(status: Mapping[str, Any], restarts: Mapping[tuple[int, str], int], xids: Mapping[tuple[str, int], int]) -> str:
+def page(
+    status: Mapping[str, Any],
+    restarts: Mapping[tuple[int, str], int],
+    xids: Mapping[tuple[str, int], int],
+    batches: Mapping[int, Mapping[str, Any]],
+) -> str:
     """Render the metrics of a pool.
 
     Args:
         status: the status document.
         restarts: unplanned and planned restarts by (worker, reason).
         xids: XIDs seen by (device, number).
+        batches: by worker, what its processes counted: `closed` by reason, `sizes` by model (see worker.account).
     """
-    return "".join(_text(family) for family in _families(status, restarts, xids))
+    return "".join(_text(family) for family in (*_families(status, restarts, xids), *_batches(batches)))
+
+
+def _batches(batches: Mapping[int, Mapping[str, Any]]) -> Iterator[Family]:
+    closed = [
+        ({"worker": worker, "reason": reason}, count)
+        for worker, told in batches.items()
+        for reason, count in told.get("closed", {}).items()
+    ]
+    yield "gpupool_batch_close_total", "counter", "Batches, by why they closed", closed
+    sizes: list[Sample] = []
+    for worker, told in batches.items():
+        for model, of_model in told.get("sizes", {}).items():
+            labels = {"model": model, "worker": worker}
+            below = list(accumulate(of_model["counts"]))
+            bounds = [*map(str, SIZES), "+Inf"]
+            sizes += [({**labels, "le": bound, _SUFFIX: "_bucket"}, n) for bound, n in zip(bounds, below, strict=True)]
+            sizes += [({**labels, _SUFFIX: "_sum"}, of_model["samples"]), ({**labels, _SUFFIX: "_count"}, below[-1])]
+    yield "gpupool_batch_size", "histogram", "Samples in a batch", sizes
 
 
 def _families(
@@ -119,12 +148,16 @@ def _families(
 
 def _text(family: Family) -> str:
     name, kind, help_, samples = family
-    lines = [f"{name}{_labels(labels)} {_number(value)}\n" for labels, value in samples if value is not None]
+    lines = [
+        f"{name}{labels.get(_SUFFIX, '')}{_labels(labels)} {_number(value)}\n" for labels, value in samples if value is not None
+    ]
     return f"# HELP {name} {help_}\n# TYPE {name} {kind}\n{''.join(lines)}" if lines else ""
 
 
 def _labels(labels: Mapping[str, Any]) -> str:
-    return "{" + _joined(f'{k}="{str(v).translate(_ESCAPES)}"' for k, v in labels.items()) + "}" if labels else ""
+    return (
+        "{" + _joined(f'{k}="{str(v).translate(_ESCAPES)}"' for k, v in labels.items() if k != _SUFFIX) + "}" if labels else ""
+    )
 
 
 def _joined(parts: Iterable[str]) -> str:

@@ -155,6 +155,7 @@ class Worker:
         record.phase(Phase.IDLE)
         backlog.refresh()
         self.report.add("memory", self.memory.report)
+        self.report.add("batching", lambda: backlog.report([m.spec.name for m in models]))
         self.beat.each_time = backlog.refresh
         names = [{"name": m.spec.name, "version": m.spec.version} for m in models]
         self.channel.send({"t": "loaded", "models": names, "device": self.device.describe(), "memory": self.memory.report()})
@@ -172,7 +173,7 @@ class Worker:
                 self.leave(Exit.REPLACE_ME)
             link.deliver(done)
             record.idle()
-            backlog.ran(batch, done.forward_s if clean else None)
+            backlog.ran(batch, done.started_at, done.forward_s, clean=clean)
             self.device.tidy()
             if self.exhaustion.recycle_reason is not None:
                 self.channel.send({"t": "recycle", "reason": self.exhaustion.recycle_reason})

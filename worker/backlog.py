@@ -9,7 +9,9 @@ from typing import Any
 
 from gpupool.spec import BatchingSpec
 
-from .batcher import Batch, Batcher, Item
+from .account import Turnaround
+from .batch import Batch, CloseReason, Item
+from .batcher import Batcher
 from .drill import hang
 from .record import Record
 
@@ -30,6 +32,7 @@ class Backlog:
         self._clock = clock
         self._changed = threading.Condition(threading.Lock())
         self._expired: list[Item] = []
+        self._turnaround = Turnaround()
         self._running = 0
         self._undecoded = 0
         self._closed = False
@@ -108,14 +111,20 @@ class Backlog:
         # Without the lock: a hung model leaves the link and the beat alone.
         return hang(self._record, batch.tickets if batch is not None else (), self._drilled_s)
 
-    def ran(self, batch: Batch, seconds: float | None) -> None:
-        """Note the end of a batch; `seconds` when it went well, for the forecasts."""
+    def ran(self, batch: Batch, started_at: float, seconds: float, *, clean: bool) -> None:
+        """Note the end of a batch, for the forecasts if it went well: when it began and how long it took, in monotonic seconds."""
         with self._changed:
             self._running = 0
-            if seconds is not None:
-                self._batcher.ran(batch.key, batch.rows, seconds)
+            self._turnaround.ran(started_at, seconds, full=batch.reason is CloseReason.FULL)
+            self._batcher.ran(batch, seconds if clean else None, self._clock())
+            self._record.service(self._batcher.service_s)
             self._record.limits(self._batcher.lowest_limit(), self._batcher.longest_window())
             self._publish()
+
+    def report(self, names: Sequence[str]) -> dict[str, Any]:
+        """Tell of batches, for people and metrics; `names` of the models by number."""
+        with self._changed:
+            return {**self._batcher.describe(names), "between_full": self._turnaround.describe()}
 
     def drill(self, timeout_s: float) -> None:
         """Let the work loop hang with the next batch, at once when nothing waits."""

@@ -1,8 +1,11 @@
 """Which waiting samples run together, and when: the worker's pure batching core.
 
-Samples group by model and length bucket and never mix. A group's batch closes when the limit is full, when min_batch are there, when the
-window that began with its FIRST arrival is over (looking again never restarts it), when waiting cannot pay (see window), or when a member's
-deadline comes near. Of several groups that are due, the one whose head has the highest priority and then the earliest arrival goes first.
+Samples group by model and length bucket. A group's batch closes when the limit is full, when min_batch are there, when the window that
+began with its FIRST arrival is over (looking again never restarts it), when waiting cannot pay (see window), or when a member's deadline
+comes near. Of several groups that are due, the one whose head has the highest priority and then the earliest arrival goes first.
+
+Models never mix. Shorter samples of the same model may fill up a batch of longer ones, when that costs less than a batch of their own and
+makes nobody late (see Group.joins); longer ones never join shorter ones.
 
 A request of many rows is one item whose rows count one by one: it fills batches as room allows, and several batches if it is large.
 Limits may change at any time and hold from the next batch on.
@@ -12,93 +15,23 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from gpupool.spec import BatchingSpec
 from gpupool.wire import MAX_PRIORITY
 
+from .account import Account
+from .batch import Batch, CloseReason, Item, Share
 from .ceiling import Ceilings, GroupKey
-from .fit import BatchFit
-from .window import ArrivalGaps, worthwhile_wait
+from .group import NEVER, Group, order
 
-#: A batch starts this much earlier than a member's deadline would demand: waking up and answering take time too.
-DEADLINE_MARGIN_S: Final = 0.002
 #: How much longer an urgent row may run for the sake of others in its batch.
 URGENT_STRETCH: Final = 1.5
-_NEVER: Final = float("inf")
+#: Groups that are described one by one, those with the most batches: a report has to fit into a message.
+_DESCRIBED: Final = 64
+#: Weight of the newest batch in the time per sample.
+_NEWEST: Final = 1 / 8
 _ROUNDING: Final = 1e-6  # 0.29 x 100 is 28.999… in floats, and means 29
-
-
-class CloseReason(StrEnum):
-    """Why a batch closed."""
-
-    FULL = "full"  # the limit is reached
-    MIN = "min"  # min_batch are there
-    WINDOW = "window"  # the window from the first arrival is over
-    DEADLINE = "deadline"  # a member cannot wait longer
-    IDLE = "idle"  # waiting would cost more than it saves
-    ALONE = "alone"  # a suspect, which runs by itself
-
-
-@dataclass(slots=True, eq=False)
-class Item:
-    """One request's rows in one bucket. `deadline` in monotonic seconds; `taken` rows have left in batches already."""
-
-    ticket: int
-    key: GroupKey
-    deadline: float
-    rows: int = 1
-    priority: int = 5
-    alone: bool = False
-    owner: Any = None  # what the shell wants back with it
-    arrived: float = field(default=0.0, init=False)
-    taken: int = field(default=0, init=False)
-    order: tuple[int, int] = field(default=(0, 0), init=False)
-
-
-class Share(NamedTuple):
-    """Rows `start` to `stop` of an item, in a batch."""
-
-    item: Item
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What runs now."""
-
-    key: GroupKey
-    shares: list[Share]
-    rows: int
-    reason: CloseReason
-
-    @property
-    def tickets(self) -> list[int]:
-        """The requests that the batch holds rows of."""
-        return [share.item.ticket for share in self.shares]
-
-
-class _Group:
-    __slots__ = ("deadline", "first", "fit", "gaps", "key", "queue", "rows")
-
-    def __init__(self, key: GroupKey, longest_s: float, min_batch: int) -> None:
-        self.key = key
-        self.queue: list[Item] = []  # by Item.order
-        self.rows = 0
-        self.first = _NEVER  # earliest arrival of those that wait
-        self.deadline = _NEVER  # earliest of theirs
-        self.fit = BatchFit()
-        self.gaps = ArrivalGaps(longest_s, min_batch)
-
-    def count(self) -> None:
-        """Work out what follows from the queue, after items have left it."""
-        queue = self.queue
-        self.rows = sum(i.rows - i.taken for i in queue)
-        self.first = min((i.arrived for i in queue), default=_NEVER)
-        self.deadline = min((i.deadline for i in queue), default=_NEVER)
 
 
 class Batcher:
@@ -114,37 +47,55 @@ class Batcher:
         self.window_share = 1.0
         self._policies = policies
         self._ceilings = ceilings
-        self._groups: dict[GroupKey, _Group] = {}
+        self._groups: dict[GroupKey, Group] = {}
         self._alone: list[Item] = []
         self._sequence = 0
+        self._accounts: dict[int, Account] = {}  # by model; unlike groups they are never forgotten
+        self._ran = 0
+        self._recent_rows = self._recent_s = 0.0
 
     @property
     def rows(self) -> int:
         """Samples that wait."""
-        return sum(g.rows for g in self._groups.values()) + sum(i.rows - i.taken for i in self._alone)
+        return sum([g.rows for g in self._groups.values()]) + sum([i.rows - i.taken for i in self._alone])
+
+    @property
+    def service_s(self) -> float:
+        """Time per sample of late, 0 until known: of batches by their fit where it is good, so that one batch's luck does not show."""
+        return self._recent_s / self._recent_rows if self._recent_rows else 0.0
 
     def limit(self, key: GroupKey) -> int:
-        """Return the largest batch of a group now: configured, steered and learned limits together."""
-        limit = int(self._policies[key[0]].max_batch * self.batch_share + _ROUNDING)
+        """Return the largest batch of a group now: configured, tuned, steered and learned limits together."""
+        group = self._groups.get(key)
+        most = self._policies[key[0]].max_batch
+        if group is not None and group.tuning is not None:
+            most = group.tuning.limit
+        limit = int(most * self.batch_share + _ROUNDING)
         ceiling = self._ceilings.limit(key)
         return max(1, limit if ceiling is None else min(limit, ceiling))
 
     def lowest_limit(self) -> int:
         """Return the smallest batch limit in force among all models and buckets."""
-        limit = int(min(p.max_batch for p in self._policies) * self.batch_share + _ROUNDING)
+        most = min([p.max_batch for p in self._policies])
+        tuned = min([g.tuning.limit for g in self._groups.values() if g.tuning is not None], default=most)
+        limit = int(min(most, tuned) * self.batch_share + _ROUNDING)
         ceiling = self._ceilings.lowest()
         return max(1, limit if ceiling is None else min(limit, ceiling))
 
     def longest_window(self) -> float:
-        """Return the longest configured window, times the share in force, in seconds. An adaptive model waits less, see `_window`."""
-        return max(p.window_ms for p in self._policies) / 1000 * self.window_share
+        """Return the longest configured window, times the share in force, in seconds. An adaptive model waits less, see window."""
+        return max([p.window_ms for p in self._policies]) / 1000 * self.window_share
 
     def configure(self, policies: Sequence[BatchingSpec]) -> None:
-        """Put new settings into force. What waits keeps its bucket; forecasts start anew where nothing waits."""
+        """Put new settings into force. What waits keeps its bucket; a bucket that is no more is forgotten when it is empty."""
         self._policies[:] = policies
-        self._groups = {key: group for key, group in self._groups.items() if group.queue}
-        for (model, _), group in self._groups.items():
-            group.gaps = ArrivalGaps(self._window(model, 1.0), self._policies[model].min_batch)
+        for key, group in list(self._groups.items()):
+            policy = self._policies[key[0]]
+            if group.queue or not key[1] or key[1] in policy.length_buckets:
+                if policy != group.policy:
+                    group.configure(policy)
+            else:
+                del self._groups[key]
 
     def add(self, item: Item, now: float) -> None:
         """Queue an item: behind all of its priority, before all of lower ones."""
@@ -152,30 +103,21 @@ class Batcher:
         self._sequence += 1
         item.order = (-item.priority, self._sequence)
         if item.alone:
-            insort(self._alone, item, key=_order)
+            insort(self._alone, item, key=order)
             return
         group = self._groups.get(item.key)
         if group is None:
-            model = item.key[0]
-            group = self._groups[item.key] = _Group(item.key, self._window(model, 1.0), self._policies[model].min_batch)
-        queue = group.queue
-        if not queue or queue[-1].order < item.order:
-            queue.append(item)
-        else:
-            insort(queue, item, key=_order)
-        group.rows += item.rows
-        group.first = min(group.first, now)
-        group.deadline = min(group.deadline, item.deadline)
-        group.gaps.add(now, group.rows)
+            group = self._groups[item.key] = Group(item.key, self._policies[item.key[0]])
+        group.add(item, now)
 
     def take(self, now: float) -> Batch | None:
         """Return the batch to run now, None when nothing is due. What is past its deadline is left for `expire`."""
-        best: _Group | None = None
+        best: Group | None = None
         best_reason = CloseReason.FULL
         for group in self._groups.values():
-            if group.queue:
-                closes_at, reason = self._closing(group)
-                if closes_at <= now and (best is None or group.queue[0].order < best.queue[0].order):
+            if group.queue and (best is None or group.queue[0].order < best.queue[0].order):
+                closes_at, reason = group.closing(self.limit(group.key), self.window_share)
+                if closes_at <= now:
                     best, best_reason = group, reason
         suspect = next((i for i in self._alone if i.deadline > now), None)
         if suspect is not None and (best is None or suspect.order < best.queue[0].order):
@@ -184,7 +126,9 @@ class Batcher:
 
     def next_deadline(self) -> float | None:
         """Return the earliest instant at which `take` or `expire` has something to do; None when nothing waits."""
-        instants = [min(self._closing(g)[0], g.deadline) for g in self._groups.values() if g.queue]
+        instants = [
+            min(g.closing(self.limit(g.key), self.window_share)[0], g.deadline) for g in self._groups.values() if g.queue
+        ]
         instants += [i.arrived for i in self._alone[:1]]
         return min(instants, default=None)
 
@@ -214,77 +158,99 @@ class Batcher:
         """Remove and return everything."""
         return self._remove(lambda _: True)
 
-    def ran(self, key: GroupKey, rows: int, seconds: float) -> None:
-        """Learn from a batch that went well."""
-        if group := self._groups.get(key):
-            group.fit.add(rows, seconds)
+    def ran(self, batch: Batch, seconds: float | None, now: float) -> None:
+        """Note that a batch has ended, and learn from it: it took so long, or None when it did not go well."""
+        for waiting in self._groups.values():
+            waiting.freed(now)
+        group = self._groups.get(batch.key)
+        if group is None or seconds is None:
+            return
+        fit = group.fit
+        fit.add(batch.rows, seconds)
+        if group.tuning is not None:
+            group.tuning.ran(batch.rows, [now - share.item.arrived for share in batch.shares], self.limit(batch.key), fit)
+        self._ran += 1
+        # The first batch pays for what is made at first use; the second replaces it.
+        weight = 1.0 if self._ran <= 2 else max(_NEWEST, 1 / (self._ran - 1))
+        self._recent_rows += (batch.rows - self._recent_rows) * weight
+        self._recent_s += ((fit.predict(batch.rows) if fit.good else seconds) - self._recent_s) * weight
 
-    def _window(self, model: int, share: float) -> float:
-        policy = self._policies[model]
-        longest_ms = min(policy.idle_window_ms, policy.window_ms) if policy.adaptive else policy.window_ms
-        return longest_ms / 1000 * share
+    def describe(self, names: Sequence[str]) -> dict[str, Any]:
+        """Tell of batches and limits, with models by name: `closed` and `sizes` only grow, see Account.
 
-    def _closing(self, group: _Group) -> tuple[float, CloseReason]:
-        """Say when a group's batch closes, if nobody else comes, and why."""
+        `groups` names at most those 64 that ran most.
+        """
+        closed: dict[str, int] = {}
+        for account in self._accounts.values():
+            for reason, count in account.closed.items():
+                closed[str(reason)] = closed.get(str(reason), 0) + count
+        return {
+            "closed": closed,
+            "sizes": {names[model]: {"counts": list(a.sizes), "samples": a.rows} for model, a in self._accounts.items()},
+            "groups": [
+                {"model": names[g.key[0]], "bucket": g.key[1], **g.describe(self.limit(g.key), self.window_share)}
+                for g in sorted(self._groups.values(), key=lambda g: -g.account.batches)[:_DESCRIBED]
+            ],
+        }
+
+    def _cut(self, group: Group, reason: CloseReason, now: float) -> Batch | None:
         limit = self.limit(group.key)
-        if group.rows >= limit:
-            return -_NEVER, CloseReason.FULL
-        model = group.key[0]
-        policy = self._policies[model]
-        if group.rows >= policy.min_batch:
-            return -_NEVER, CloseReason.MIN
-        wait, reason = self._window(model, self.window_share), CloseReason.WINDOW
-        if policy.adaptive and wait:
-            wait = worthwhile_wait(group.rows, wait, group.fit, group.gaps.after(group.rows))
-            if not wait:
-                reason = CloseReason.IDLE
-        closes_at = group.first + wait
-        if group.deadline != _NEVER:
-            urgent_at = group.deadline - group.fit.predict(group.rows) - DEADLINE_MARGIN_S
-            if urgent_at < closes_at:
-                return urgent_at, CloseReason.DEADLINE
-        return closes_at, reason
-
-    def _cut(self, group: _Group, reason: CloseReason, now: float) -> Batch | None:
-        room = self._room(group)
-        shares: list[Share] = []
-        left: list[Item] = []
-        for at, item in enumerate(group.queue):
-            if not room:
-                left += group.queue[at:]
-                break
-            if item.deadline <= now:
-                left.append(item)
-                continue
-            start = item.taken
-            item.taken = stop = min(item.rows, start + room)
-            room -= stop - start
-            shares.append(Share(item, start, stop))
-            if stop < item.rows:
-                left.append(item)
-        group.queue = left
-        group.count()
+        room = self._room(group, limit)
+        shares = group.cut(room, now)
         if not shares:
             return None
-        return Batch(group.key, shares, sum(s.stop - s.start for s in shares), reason)
+        rows = sum([s.stop - s.start for s in shares])
+        borrowed: list[Share] = []
+        if rows < room == limit and len(self._groups) > 1:
+            borrowed = self._borrow(group, shares, room - rows, now)
+        lent = sum([s.stop - s.start for s in borrowed])
+        self._note(group, reason, rows + lent, limit, lent)
+        group.feedback.ran(rows, limit)
+        return Batch(group.key, shares + borrowed, rows + lent, reason)
 
-    def _room(self, group: _Group) -> int:
+    def _note(self, group: Group, reason: CloseReason, rows: int, limit: int, lent: int) -> None:
+        group.account.note(reason, rows, limit, lent)
+        self._accounts.setdefault(group.key[0], Account()).note(reason, rows, limit, lent)
+
+    def _room(self, group: Group, limit: int) -> int:
         """Return how many rows the next batch may have: the limit, and where what is urgent leads it, not much besides that.
 
         Who is let past a flood shall not pay for filling its batch up: that takes at most URGENT_STRETCH times what the urgent rows would
         alone. Where the run time hardly depends on the rows this changes nothing.
         """
-        limit, fit = self.limit(group.key), group.fit
-        if group.queue[0].priority <= MAX_PRIORITY or not fit.known or not fit.per_sample_s:
+        fit = group.fit
+        if group.queue[0].priority <= MAX_PRIORITY or not fit.good or not fit.per_sample_s:
             return limit
         urgent = sum(i.rows - i.taken for i in group.queue if i.priority > MAX_PRIORITY)
         return min(limit, max(urgent, int((URGENT_STRETCH * fit.predict(urgent) - fit.fixed_s) / fit.per_sample_s)))
 
+    def _borrow(self, host: Group, shares: Sequence[Share], room: int, now: float) -> list[Share]:
+        """Fill a batch of longer samples up with whole queues of shorter ones, the least shorter first."""
+        model, bound = host.key
+        deadline = min(share.item.deadline for share in shares)
+        rows = sum([s.stop - s.start for s in shares])
+        borrowed: list[Share] = []
+        shorter = [g for k, g in self._groups.items() if g.queue and k[0] == model and 0 < k[1] < (bound or NEVER)]
+        for group in sorted(shorter, key=lambda g: -g.key[1]):
+            if group.rows <= room and group.joins(host, rows, deadline, now):
+                deadline = min(deadline, group.deadline)
+                taken = group.cut(room, now)
+                count = sum([s.stop - s.start for s in taken])
+                borrowed += taken
+                rows += count
+                room -= count
+        return borrowed
+
     def _take_alone(self, item: Item) -> Batch:
+        limit = self.limit(item.key)
         start = item.taken
-        item.taken = stop = min(item.rows, start + self.limit(item.key))
+        item.taken = stop = min(item.rows, start + limit)
         if stop == item.rows:
             self._alone.remove(item)
+        group = self._groups.get(item.key)
+        if group is None:
+            group = self._groups[item.key] = Group(item.key, self._policies[item.key[0]])
+        self._note(group, CloseReason.ALONE, stop - start, limit, 0)
         return Batch(item.key, [Share(item, start, stop)], stop - start, CloseReason.ALONE)
 
     def _remove(self, wanted: Callable[[Item], bool]) -> list[Item]:
@@ -298,7 +264,3 @@ class Batcher:
                 group.queue = [i for i in group.queue if not wanted(i)]
                 group.count()
         return removed
-
-
-def _order(item: Item) -> tuple[int, int]:
-    return item.order

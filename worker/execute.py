@@ -16,7 +16,7 @@ from gpupool.errors import ErrorCode
 from gpupool.logs import Log
 from gpupool.spec import BatchingSpec
 
-from .batcher import Batch
+from .batch import Batch
 from .ceiling import Ceilings
 from .exhaustion import Exhaustion
 from .faults import Failure, Fault, FaultKind, StickyFault, read_fault

@@ -3,6 +3,10 @@
 `a` is what every batch costs whatever its size (launches, Python, transfers): what is saved when two batches become one. Old batches
 lose weight by FORGET each, so the fit follows a card that gets hot or a model that warms up within some thirty batches.
 Source: weighted normal equations of a line; five running sums, no history.
+
+A line that misses is not to be acted on. Each batch is predicted before it is learned; the smoothed distance is the residual, and a fit
+whose residual is above POOR of a batch's time is poor. One wild batch must neither bend the line nor damn it: its time counts as at
+most WILD times what was expected, its distance as at most one batch's time.
 """
 
 from __future__ import annotations
@@ -12,6 +16,12 @@ from typing import Final
 FORGET: Final = 31 / 32
 #: Batches before the fit is believed.
 EVIDENCE: Final = 8
+#: Residual, as a share of the mean time of a batch, from which on the fit is not believed.
+POOR: Final = 0.3
+#: Distances below this are the clock's and the scheduler's, not the model's.
+_NOISE_S: Final = 0.0002
+#: A batch counts as at most so many times as long as expected; one that really became that slow is followed in a few more.
+WILD: Final = 4.0
 #: Below this relative variance of n the two coefficients cannot be told apart.
 _MIN_SPREAD: Final = 1e-3
 
@@ -19,22 +29,40 @@ _MIN_SPREAD: Final = 1e-3
 class BatchFit:
     """The fit of one model and bucket. All times in seconds."""
 
-    __slots__ = ("_n", "_nn", "_nt", "_t", "_w", "batches", "fixed_s", "per_sample_s")
+    __slots__ = ("_n", "_nn", "_nt", "_t", "_w", "batches", "fixed_s", "per_sample_s", "residual_s")
 
     def __init__(self) -> None:
         self._w = self._n = self._nn = self._t = self._nt = 0.0
         self.batches = 0
         self.fixed_s = 0.0
         self.per_sample_s = 0.0
+        self.residual_s = 0.0
 
     @property
     def known(self) -> bool:
-        """Whether enough batches were seen to act on the fit."""
+        """Whether enough batches were seen to tell what one takes."""
         return self.batches >= EVIDENCE
+
+    @property
+    def good(self) -> bool:
+        """Whether the line is known and fits well enough to act on."""
+        return self.batches >= EVIDENCE and self.residual_s <= max(_NOISE_S, POOR * self.mean_s)
+
+    @property
+    def mean_s(self) -> float:
+        """The mean time of a batch of late."""
+        return self._t / self._w if self._w else 0.0
 
     def add(self, samples: int, seconds: float) -> None:
         """Take in one batch that ran cleanly."""
         self.batches += 1
+        if self.batches == 2:  # the first one paid for what is made at first use
+            self._w = self._n = self._nn = self._t = self._nt = 0.0
+        if self.known:
+            expected = self.fixed_s + self.per_sample_s * samples
+            seconds = min(seconds, WILD * max(expected, self.mean_s, _NOISE_S))
+            miss = min(abs(seconds - expected), self.mean_s)
+            self.residual_s += (miss - self.residual_s) * (1 - FORGET)
         self._w = self._w * FORGET + 1.0
         self._n = self._n * FORGET + samples
         self._nn = self._nn * FORGET + samples * samples

@@ -17,7 +17,7 @@ from gpupool.samples import SampleError, unpack_body
 from gpupool.spec import BatchingSpec
 from gpupool.wire import MAX_PRIORITY, MAX_ROWS
 
-from .batcher import Item
+from .batch import Item
 from .faults import Failure, FaultKind, StickyFault, read_fault
 from .models import Model
 from .replies import empty, refusal

@@ -17,8 +17,6 @@ from .faults import FaultKind
 
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _STATM: Final = Path("/proc/self/statm")
-#: Weight of the newest batch in the smoothed time per sample.
-_NEWEST: Final = 1 / 8
 
 
 class Record:
@@ -31,7 +29,6 @@ class Record:
         self._progress = 0
         self._batches = 0
         self._samples = 0
-        self._service_ns = 0.0
 
     def _set(self, word: SlotWord, value: int) -> None:
         self._board.set_slot(self._slot, word, value)
@@ -70,17 +67,16 @@ class Record:
         self.phase(Phase.IDLE)
         self._board.set_running(self._slot, ())
 
-    def ran(self, samples: int, seconds: float) -> None:
+    def ran(self, samples: int, _seconds: float) -> None:
         """Count a batch that went well."""
         self._batches += 1
         self._samples += samples
-        service = seconds * 1e9 / samples
-        # The first batch pays for what is made at first use; the second replaces it, and a plain mean follows until it is one of many.
-        weight = 1.0 if self._batches <= 2 else max(_NEWEST, 1 / (self._batches - 1))
-        self._service_ns += (service - self._service_ns) * weight
         self._set(SlotWord.BATCHES, self._batches)
         self._set(SlotWord.SAMPLES, self._samples)
-        self._set(SlotWord.SERVICE_NS, max(1, int(self._service_ns)))
+
+    def service(self, per_sample_s: float) -> None:
+        """Publish what a sample takes of late; 0 while unknown."""
+        self._set(SlotWord.SERVICE_NS, max(1, int(per_sample_s * 1e9)) if per_sample_s else 0)
 
     def queue(self, running: int, queued: int) -> None:
         """Publish samples running and queued."""

@@ -14,7 +14,7 @@ from gpupool.errors import ErrorCode
 from gpupool.link import Result
 from gpupool.samples import SampleError, pack_body
 
-from .batcher import Batch
+from .batch import Batch
 from .faults import Failure, read_fault
 from .models import Model
 from .request import Part, Request

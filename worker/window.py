@@ -10,14 +10,26 @@ from spoiling the mean. A lone client's next request comes only after its reply,
 `a`: it never waits.
 
 Gaps are kept apart by how many samples waited when they began. Three clients that are answered together ask again together: after their
-first request the next comes at once, after their third nobody comes; one mean over all would wait in vain once for each batch.
+first request the next comes at once, after their third nobody comes; one mean over all would wait in vain once for each batch. From
+APART on, a number that has not been seen often enough is told by those of the same power of two.
 
 And because a forecast can be wrong, no more is ever spent on waiting than could be saved: the wait ends at a / n from the first arrival.
+
+What came while a batch ran has waited longer than any window when the batch ends; yet that moment is when those whom it answers ask again.
+So gaps behind a batch are kept apart too, from its end on, and where they say that waiting pays, the wait counts from there. Without this,
+clients in a closed loop that fall into two groups, one waiting while the other is served, would never find together again.
+
+The longest permitted wait is `idle_window_ms` while fewer than min_batch wait. From there on it lies between that and `window_ms`, as the
+feedback from recent batches has it: where they keep filling up it pays to let them, where they stay far below the limit it does not. Where
+there is no forecast (too few batches, or times that no line fits) the window is fixed: the idle one, times the same feedback, always from
+the first arrival, and none from min_batch on.
 """
 
 from __future__ import annotations
 
 from typing import Final
+
+from gpupool.spec import BatchingSpec
 
 from .fit import BatchFit
 
@@ -25,6 +37,12 @@ from .fit import BatchFit
 _NEWEST: Final = 1 / 8
 #: Gaps before their mean is believed.
 _EVIDENCE: Final = 8
+APART: Final = 8
+#: A batch below this share of the limit is far below it.
+FAR_BELOW: Final = 0.25
+#: What a full batch gives back of the window, as a share of all of it; one far below the limit halves what is left.
+_LENGTHEN: Final = 0.25
+_SHORTEST: Final = 1 / 16
 
 
 class Gap:
@@ -51,37 +69,82 @@ class Gap:
 
 
 class ArrivalGaps:
-    """The gaps between arrivals of one model and bucket.
+    """The gaps between arrivals of one model and bucket. What waits behind a batch counts from the batch's end."""
 
-    Args:
-        longest_s: the longest wait; longer gaps count as this long.
-        most: from so many waiting samples on nobody asks whether to wait.
-    """
+    __slots__ = ("_alike", "_behind", "_exact", "_idle_s", "_min_batch", "_most", "_since", "_waiting", "_window_s")
 
-    __slots__ = ("_after", "_last", "_longest_s", "_waiting")
-
-    def __init__(self, longest_s: float, most: int) -> None:
-        self._longest_s = longest_s
-        self._after = [Gap() for _ in range(most + 1)]
-        self._last = 0.0
+    def __init__(self, policy: BatchingSpec) -> None:
+        self._idle_s, self._window_s = policy.idle_window_ms / 1000, policy.window_ms / 1000
+        self._min_batch, self._most = policy.min_batch, policy.max_batch
+        self._exact: dict[int, Gap] = {}  # by samples waiting, fewer than max_batch; negative: behind a batch that ended
+        self._alike: dict[int, Gap] = {}  # the same by their bit length
+        self._since = 0.0
         self._waiting = 0  # 0: nothing has arrived yet
+        self._behind = False
 
     def add(self, now: float, waiting: int) -> None:
         """Note an arrival, after which `waiting` samples wait."""
-        if self._waiting:
-            self.after(self._waiting).add(now - self._last, self._longest_s)
-        self._last = now
+        before = self._waiting
+        if 0 < before < self._most:  # whether more should wait is never asked
+            gap_s, longest_s = now - self._since, self._idle_s if before < self._min_batch else self._window_s
+            sign = -1 if self._behind else 1
+            _of(self._exact, sign * before).add(gap_s, longest_s)
+            if before >= APART:
+                _of(self._alike, sign * before.bit_length()).add(gap_s, longest_s)
+        self._since = now
         self._waiting = waiting
+        self._behind = False
+
+    def freed(self, now: float, waiting: int) -> None:
+        """Note that the device has become free while so many wait."""
+        self._since = now
+        self._waiting = waiting
+        self._behind = True
 
     def after(self, waiting: int) -> Gap:
-        """Return what is known of gaps that began with so many samples waiting."""
-        return self._after[min(waiting, len(self._after) - 1)]
+        """Return what is known of gaps that began as the present one did, with so many samples waiting."""
+        sign = -1 if self._behind else 1
+        exact = self._exact.get(sign * waiting)
+        if exact is not None and exact.known:
+            return exact
+        alike = self._alike.get(sign * waiting.bit_length()) if waiting >= APART else None
+        return _UNKNOWN if alike is None else alike
+
+
+_UNKNOWN: Final = Gap()
+
+
+def _of(gaps: dict[int, Gap], key: int) -> Gap:
+    gap = gaps.get(key)
+    if gap is None:
+        gap = gaps[key] = Gap()
+    return gap
+
+
+class Feedback:
+    """What recent batches leave of the window, from 0 to 1."""
+
+    __slots__ = ("share",)
+
+    def __init__(self) -> None:
+        self.share = 1.0
+
+    def ran(self, rows: int, limit: int) -> None:
+        """Take in a batch of so many rows where `limit` were allowed."""
+        if rows >= limit:
+            self.share = min(1.0, self.share + _LENGTHEN)
+        elif rows < FAR_BELOW * limit:
+            self.share = self.share / 2 if self.share > _SHORTEST else 0.0
+
+
+def longest_s(rows: int, policy: BatchingSpec, left: float) -> float:
+    """Return the longest that `rows` waiting samples of an adaptive model may wait, where the feedback leaves so much of it."""
+    idle_ms, window_ms = policy.idle_window_ms, policy.window_ms
+    return (idle_ms if rows < policy.min_batch else idle_ms + (window_ms - idle_ms) * left) / 1000
 
 
 def worthwhile_wait(rows: int, longest_s: float, fit: BatchFit, gap: Gap) -> float:
-    """Return how long, from the first arrival, `rows` waiting samples should wait for company; at most `longest_s`."""
-    if not (fit.known and gap.known):
-        return longest_s
+    """Return how long a known fit and known arrivals make it worth to wait; at most `longest_s`."""
     if rows * gap.mean_s < gap.share * fit.fixed_s:
         return min(longest_s, fit.fixed_s / rows)
     return 0.0

@@ -22,15 +22,17 @@ from gpupool.client import Client
 from gpupool.demo import demo_config, devices_for, read_paragraphs
 from gpupool.temporary_pool import TemporaryPool
 
+from .batcher_cost import batcher_cost
 from .bodies import bodies
 from .core_cost import core_cost
 from .measure import Result, cpu_seconds, echo_config, load, mid, processes_of
 from .peers import direct, plain_loops, proxied
 from .router_matrix import matrix
 from .story import story
+from .worker_cost import worker_cost
 
 CONCURRENCIES: Final = (1, 16, 64, 256)
-PARTS: Final = ("echo", "idle", "client", "minilm", "matrix", "bodies", "core", "story")
+PARTS: Final = ("echo", "idle", "client", "minilm", "matrix", "bodies", "core", "worker", "story")
 
 
 def main() -> int:
@@ -64,6 +66,9 @@ def main() -> int:
         failed += bodies(seconds, rounds)
     if "core" in parts:
         core_cost(quick=options.quick)
+        batcher_cost(quick=options.quick)
+    if "worker" in parts:
+        worker_cost(seconds)
     if "story" in parts:
         failed += story(max(seconds, 3.0), rounds)
     if failed:

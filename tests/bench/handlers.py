@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 
@@ -10,3 +11,27 @@ class Echo:
 
     def forward(self, batch: list[Any]) -> list[Any]:
         return batch
+
+
+class Stamped:
+    """Tells when its forward began and ended, and with how many samples. Takes `seconds`, asleep or in torch's hands.
+
+    Both let go of the interpreter, as work on a device does.
+    """
+
+    def load(self, context: Any) -> None:
+        self._seconds, self._in_torch = context.options["seconds"], context.options.get("torch", False)
+        if self._in_torch:
+            import torch
+
+            self._x = torch.randn(256, 256)
+
+    def forward(self, batch: list[Any]) -> list[Any]:
+        began = time.monotonic()
+        if self._in_torch:
+            while time.monotonic() < began + self._seconds:
+                for _ in range(4):
+                    self._x @ self._x
+        elif self._seconds:
+            time.sleep(self._seconds)
+        return [[began, time.monotonic(), len(batch)]] * len(batch)

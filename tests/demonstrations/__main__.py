@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Final
 
 from demonstrations import (
+    batching,
+    buckets,
     fairness,
     fast_fail,
     growth,
     held_bytes,
     leak,
     leak_watch,
+    low_high,
     memory,
     overflow,
     overload,
@@ -45,6 +48,9 @@ ALL: Final[dict[str, tuple[Show, float, float]]] = {
     "leak-watch": (leak_watch.show, 300.0, 5.0),
     "overflow": (overflow.show, 30.0, 12.0),
     "growth": (growth.show, 100.0, 8.0),
+    "low-high": (low_high.show, 30.0, 5.0),
+    "batching": (batching.show, 24.0, 6.0),
+    "buckets": (buckets.show, 40.0, 8.0),
 }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -38,6 +39,8 @@ class Job:
     body_bytes: int = 0
     timeouts_ms: tuple[int | None, ...] = (None,)  # in turn; None: brings none
     refuse_every: int = 0  # every so many requests ask the model to refuse them
+    poisson: int = 0  # with `rate`: at random, by this seed; 0: evenly
+    bodies: tuple[str, ...] = ()  # msgpack as hex, in turn, instead of random bytes
 
 
 @dataclass(slots=True)
@@ -113,6 +116,14 @@ def run(job: Job) -> Seen:
     return finish(start(job))
 
 
+def arrivals(rate: float, seconds: float, seed: int) -> list[float]:
+    """Instants of a Poisson process, the same ones for the same seed."""
+    rng, at, found = random.Random(seed), 0.0, []
+    while (at := at + rng.expovariate(rate)) < seconds:
+        found.append(at)
+    return found
+
+
 def endpoint(pool: RunningPool) -> str:
     """Where a pool's clients connect."""
     return f"tcp://127.0.0.1:{pool.port}"
@@ -122,6 +133,8 @@ def send_all(job: Job) -> Seen:
     """Be the load."""
     clients, seen = ManyClients(job.endpoint, job.connections), Seen()
     data = os.urandom(job.body_bytes)
+    bodies = [bytes.fromhex(text) for text in job.bodies]
+    due = arrivals(job.rate, job.seconds, job.poisson) if job.poisson else []
     body, refused = msgpack.packb({"b": data}), msgpack.packb({"b": data, "do": "refuse"})
     open_: dict[str, float] = {}
     began = time.monotonic()
@@ -135,7 +148,9 @@ def send_all(job: Job) -> Seen:
             header["timeout_ms"] = timeout_ms
         open_[name] = time.monotonic()
         ask_refusal = job.refuse_every and seen.sent % job.refuse_every == 0
-        clients.send(connection, [msgpack.packb(header), refused if ask_refusal else body])
+        clients.send(
+            connection, [msgpack.packb(header), refused if ask_refusal else bodies[seen.sent % len(bodies)] if bodies else body]
+        )
 
     def take(wait_ms: int) -> int | None:
         if (message := clients.receive(wait_ms)) is None:
@@ -165,7 +180,7 @@ def send_all(job: Job) -> Seen:
             if (connection := take(100)) is not None:
                 send(connection)
         else:
-            while seen.sent < elapsed * job.rate:
+            while (seen.sent < len(due) and due[seen.sent] <= elapsed) if job.poisson else seen.sent < elapsed * job.rate:
                 send(seen.sent % job.connections)
                 while take(0) is not None:
                     pass
@@ -180,4 +195,8 @@ def send_all(job: Job) -> Seen:
 
 if __name__ == "__main__":
     given = json.load(sys.stdin)
-    print(json.dumps(asdict(send_all(Job(**{**given, "timeouts_ms": tuple(given["timeouts_ms"])})))))
+    print(
+        json.dumps(
+            asdict(send_all(Job(**{**given, "timeouts_ms": tuple(given["timeouts_ms"]), "bodies": tuple(given["bodies"])})))
+        )
+    )

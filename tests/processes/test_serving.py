@@ -178,6 +178,7 @@ def test_metrics_are_read_by_prometheus_own_parser_and_count_what_was_answered(m
     with pool.client() as client:
         for n in range(5):
             client.call({"i": n, "do": "raise" if n == 2 else ""})
+    pool.wait(lambda s: sum(sum(w["batching"]["closed"].values()) for w in s["workers"] if "batching" in w) == 5)
     with urllib.request.urlopen(f"http://127.0.0.1:{pool.http}/metrics", timeout=5) as answer:
         families = {f.name: f for f in text_string_to_metric_families(answer.read().decode())}
     requests = {s.labels["code"]: s.value for s in families["gpupool_requests"].samples}
@@ -185,6 +186,31 @@ def test_metrics_are_read_by_prometheus_own_parser_and_count_what_was_answered(m
     assert [s.value for s in families["gpupool_worker_up"].samples] == [1.0, 1.0]
     assert families["gpupool_build_info"].samples[0].labels["version"]
     assert families["gpupool_batch_limit"].samples[0].value == 32
+    assert sum(s.value for s in families["gpupool_batch_close"].samples) == 5
+    sizes = families["gpupool_batch_size"].samples
+    assert sum(s.value for s in sizes if s.name == "gpupool_batch_size_count") == 5
+    assert sum(s.value for s in sizes if s.name == "gpupool_batch_size_sum") == 5
+    assert {s.labels["le"] for s in sizes if s.name == "gpupool_batch_size_bucket"} >= {"1", "32", "+Inf"}
+
+
+def test_counts_of_batches_go_on_over_a_restart_of_their_worker(make_pool: MakePool) -> None:
+    pool = make_pool(workers=1).start()
+
+    def counted() -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{pool.http}/metrics", timeout=5) as answer:
+            families = {f.name: f for f in text_string_to_metric_families(answer.read().decode())}
+        closed = families.get("gpupool_batch_close")
+        return sum(s.value for s in closed.samples) if closed else 0.0
+
+    with pool.client() as client:
+        for n in range(3):
+            client.call({"i": n})
+        pool.wait(lambda _: counted() == 3)
+        assert pool.cli("restart-worker", "0").returncode == 0
+        assert counted() == 3
+        client.call({"i": 3})
+        pool.wait(lambda _: counted() == 4)
+    assert sum(pool.worker(0)["batching"]["closed"].values()) == 1, "status tells of the present process"
 
 
 def test_call_from_the_shell(make_pool: MakePool) -> None:

@@ -10,7 +10,8 @@ import msgpack
 from gpupool.board import Phase
 from gpupool.link import BYE, CANCEL, HELLO, RESULTS, WELCOME, Hello, Result, Work, WorkFlag
 from gpupool.supervisor.events import WorkerLoaded
-from gpupool.worker.batcher import Batch, Batcher, Item
+from gpupool.worker.batch import Batch, Item
+from gpupool.worker.batcher import Batcher
 from gpupool.worker.ceiling import Ceilings
 
 from .promises import Ask
@@ -321,7 +322,7 @@ class VirtualWorker(Actor):
         else:
             self._idle()
             u.time.after(u.rng.uniform(0.0, 0.0005), self, self._send_results)
-        self.batcher.ran(batch.key, batch.rows, seconds)
+        self.batcher.ran(batch, seconds, self._u.time.now)
 
     def _idle(self) -> None:
         board, self.batch = self.board, None

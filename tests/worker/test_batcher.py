@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -10,8 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gpupool.spec import BatchingSpec
-from gpupool.worker.batcher import DEADLINE_MARGIN_S, Batch, Batcher, CloseReason, Item
+from gpupool.worker.batch import Batch, CloseReason, Item
+from gpupool.worker.batcher import Batcher
 from gpupool.worker.ceiling import Ceilings, GroupKey
+from gpupool.worker.group import DEADLINE_MARGIN_S, NEVER
 
 FIXED = BatchingSpec(max_batch=8, min_batch=4, window_ms=10.0, adaptive=False)
 ADAPTIVE = BatchingSpec(max_batch=8, min_batch=4, window_ms=10.0, idle_window_ms=2.0)
@@ -31,6 +34,10 @@ def item(
 def fill(batcher: Batcher, count: int, now: float = T, first: int = 0) -> None:
     for ticket in range(first, first + count):
         batcher.add(item(ticket), now)
+
+
+def learn(batcher: Batcher, rows: int, seconds: float, key: GroupKey = (0, 0)) -> None:
+    batcher.ran(Batch(key, [], rows, CloseReason.FULL), seconds, T)
 
 
 def shape(batch: Batch | None) -> list[tuple[int, int, int]]:
@@ -125,11 +132,11 @@ def test_what_is_urgent_takes_others_along_for_half_as_much_time_again_as_it_nee
     fill(batcher, 1)
     assert batcher.take(T + 1) is not None
     for rows in range(1, 20):
-        batcher.ran((0, 0), rows, 0.010 + 0.001 * rows)
+        learn(batcher, rows, 0.010 + 0.001 * rows)
     fill(batcher, 31, first=1)
     batcher.add(item(50, priority=15), T)
 
-    first, second = batcher.take(T), batcher.take(T)
+    first, second = batcher.take(T), batcher.take(T + 1)
 
     assert first is not None
     assert first.tickets[0] == 50
@@ -143,7 +150,7 @@ def test_where_rows_cost_nothing_what_is_urgent_leads_a_full_batch() -> None:
     fill(batcher, 1)
     assert batcher.take(T + 1) is not None
     for rows in range(1, 20):
-        batcher.ran((0, 0), rows, 0.010)
+        learn(batcher, rows, 0.010)
     fill(batcher, 40, first=1)
     batcher.add(item(50, priority=15), T)
 
@@ -197,7 +204,7 @@ def test_a_deadline_counts_the_expected_run() -> None:
     for _ in range(20):
         fill(batcher, 4)
         batcher.take(T)
-        batcher.ran((0, 0), 4, 0.05)
+        learn(batcher, 4, 0.05)
     batcher.add(item(99, deadline=T + 0.055), T)
 
     assert batcher.next_deadline() == pytest.approx(T + 0.005 - DEADLINE_MARGIN_S)
@@ -286,7 +293,7 @@ def test_a_lone_client_pays_no_window_once_the_fit_knows() -> None:
         batcher.add(item(ticket), now)
         batch = batcher.take(now + 0.002)
         assert batch is not None
-        batcher.ran(batch.key, batch.rows, 0.010)
+        batcher.ran(batch, 0.010, now + 0.012)
         now += 0.0125
 
     batcher.add(item(99, deadline=now + 9), now)
@@ -303,7 +310,7 @@ def test_clients_that_come_in_bursts_are_waited_for() -> None:
             batcher.add(item(ticket + k), now + k * 0.0001)
         batch = batcher.take(now + 0.003)
         assert batch is not None
-        batcher.ran(batch.key, batch.rows, 0.020)
+        batcher.ran(batch, 0.020, now + 0.023)
         now += 0.023
 
     batcher.add(item(97, deadline=now + 9), now)
@@ -328,13 +335,196 @@ def test_new_settings_hold_from_the_next_batch() -> None:
     assert batcher.rows == 8
 
 
+def taught(costs: dict[int, tuple[float, float]], limit: int = 8) -> Batcher:
+    """A batcher that knows what batches of each bucket cost: a + b n."""
+    batcher = make(BatchingSpec(max_batch=limit, min_batch=limit, window_ms=10.0, adaptive=False, length_buckets=(16, 32)))
+    for bucket, (fixed, each) in costs.items():
+        batcher.add(item(0, key=(0, bucket)), T - 10)
+        assert batcher.take(T - 9)
+        for n in range(20):
+            learn(batcher, 1 + n % 8, fixed + each * (1 + n % 8), (0, bucket))
+    return batcher
+
+
+def test_shorter_samples_fill_up_a_batch_of_longer_ones_where_that_costs_less() -> None:
+    batcher = taught({16: (0.010, 0.001), 32: (0.010, 0.002)})
+    for ticket in range(3):
+        batcher.add(item(ticket, key=(0, 32)), T)
+    for ticket in range(3, 6):
+        batcher.add(item(ticket, key=(0, 16)), T + 0.001)
+
+    batch = batcher.take(T + 0.01)
+
+    assert batch is not None
+    assert (batch.key, batch.rows, batch.tickets) == ((0, 32), 6, [0, 1, 2, 3, 4, 5])
+    assert batcher.rows == 0
+    assert sum(group["borrowed_rows"] for group in batcher.describe(["m"])["groups"]) == 3
+
+
+def test_shorter_samples_run_apart_where_padding_costs_more_than_a_batch() -> None:
+    batcher = taught({16: (0.001, 0.001), 32: (0.010, 0.005)})
+    batcher.add(item(1, key=(0, 32)), T)
+    batcher.add(item(2, key=(0, 16)), T + 0.001)
+
+    assert shape(batcher.take(T + 0.01)) == [(1, 0, 1)]
+    assert batcher.rows == 1
+
+
+def test_longer_samples_never_join_shorter_ones_and_anything_may_join_the_unbounded() -> None:
+    batcher = taught({16: (0.010, 0.001), 32: (0.010, 0.001), 0: (0.010, 0.001)})
+    batcher.add(item(1, key=(0, 16)), T)
+    batcher.add(item(2, key=(0, 32)), T + 0.001)
+    batcher.add(item(3, key=(0, 0)), T + 0.002)
+
+    assert shape(batcher.take(T + 0.01)) == [(1, 0, 1)]
+    assert shape(batcher.take(T + 0.012)) == [(2, 0, 1)]
+
+    batcher.add(item(4, key=(0, 16)), T + 0.012)
+    assert shape(batcher.take(T + 0.012)) == [(3, 0, 1), (4, 0, 1)]
+
+
+def test_nobody_joins_who_would_make_somebody_late() -> None:
+    batcher = taught({16: (0.010, 0.001), 32: (0.010, 0.002)})
+    batcher.add(item(1, key=(0, 32), deadline=T + 0.01 + 0.0145), T)
+    batcher.add(item(2, key=(0, 16)), T + 0.001)
+
+    assert shape(batcher.take(T + 0.01)) == [(1, 0, 1)]
+
+
+def test_nobody_joins_whom_there_is_no_room_for_as_a_whole() -> None:
+    batcher = taught({16: (0.010, 0.001), 32: (0.010, 0.001)}, limit=4)
+    batcher.add(item(1, key=(0, 32)), T)
+    batcher.add(item(2, key=(0, 32)), T)
+    for ticket in range(3, 6):
+        batcher.add(item(ticket, key=(0, 16)), T + 0.001)
+
+    assert shape(batcher.take(T + 0.01)) == [(1, 0, 1), (2, 0, 1)]
+
+
+def test_full_batches_let_an_adaptive_model_wait_for_more_than_min_batch() -> None:
+    policy = BatchingSpec(max_batch=8, min_batch=2, window_ms=10.0, idle_window_ms=1.0)
+    batcher, now = make(policy), T
+    for turn in range(30):  # eight come within 0.7 ms, all the time
+        for ticket in range(8):
+            batcher.add(item(8 * turn + ticket, deadline=now + 9), now + ticket * 0.0001)
+        batch = batcher.take(now + 0.0007)
+        assert batch is not None
+        batcher.ran(batch, 0.020 + 0.001 * (turn % 3), now + 0.03)
+        now += 0.03
+    for ticket in range(1000, 1004):
+        batcher.add(item(ticket, deadline=now + 9), now)
+
+    assert batcher.take(now) is None
+    assert batcher.next_deadline() == pytest.approx(now + 0.021 / 4, rel=0.1)
+
+    batch = batcher.take(now + 0.0055)
+    assert batch is not None
+    assert (batch.rows, batch.reason) == (4, CloseReason.WINDOW)
+
+
+def test_batches_far_below_the_limit_leave_the_idle_window_only() -> None:
+    policy = BatchingSpec(max_batch=64, min_batch=2, window_ms=10.0, idle_window_ms=1.0)
+    batcher, now = make(policy), T
+    for turn in range(30):
+        for ticket in range(3):
+            batcher.add(item(3 * turn + ticket, deadline=now + 9), now + ticket * 0.0001)
+        batch = batcher.take(now + 0.02)
+        assert batch is not None
+        batcher.ran(batch, 0.020, now + 0.04)
+        now += 0.05
+    for ticket in range(1000, 1002):
+        batcher.add(item(ticket, deadline=now + 9), now)
+
+    assert batcher.take(now) is None, "the third of three comes at once"
+    assert batcher.next_deadline() == pytest.approx(now + 0.001)
+
+
+def test_times_that_no_line_fits_leave_the_fixed_window() -> None:
+    batcher, now = make(ADAPTIVE), T
+    for ticket in range(60):
+        batcher.add(item(ticket, deadline=now + 9), now)
+        batch = batcher.take(now + 0.002)
+        assert batch is not None
+        batcher.ran(batch, 0.001 if ticket % 2 else 0.050, now + 0.06)
+        now += 0.1
+    group = batcher.describe(["m"])["groups"][0]
+    assert not group["fit"]["good"]
+
+    for turn in range(6):  # full ones, so that the feedback leaves all of it
+        for ticket in range(8):
+            batcher.add(item(100 + 8 * turn + ticket, deadline=now + 9), now)
+        assert batcher.take(now)
+    batcher.add(item(999, deadline=now + 9), now)
+
+    assert batcher.take(now) is None
+    assert batcher.next_deadline() == pytest.approx(now + 0.002)
+
+
+def test_the_objective_bounds_the_batch_and_new_settings_begin_the_search_anew() -> None:
+    policy = BatchingSpec(max_batch=32, min_batch=8, p99_ms=50.0)
+    batcher = make(policy)
+    fill(batcher, 40)
+
+    batch = batcher.take(T)
+
+    assert batch is not None
+    assert (batch.rows, batch.reason) == (8, CloseReason.FULL)
+    assert batcher.lowest_limit() == 8
+
+    batcher.configure([BatchingSpec(max_batch=32, min_batch=8)])
+    assert batcher.limit((0, 0)) == batcher.lowest_limit() == 32
+
+
+def test_what_is_told_counts_every_batch_by_reason_and_size() -> None:
+    batcher = make()
+    fill(batcher, 8)
+    batcher.take(T)
+    fill(batcher, 1, T, first=20)
+    batcher.take(T + 1)
+    batcher.add(item(30, alone=True), T)
+    batcher.take(T)
+
+    told = batcher.describe(["m"])
+
+    assert told["closed"] == {"full": 1, "window": 1, "alone": 1}
+    assert told["sizes"] == {"m": {"counts": [2, 0, 0, 1, *[0] * 8], "samples": 10}}
+    assert told["groups"][0]["fill"] == pytest.approx((1 + 1 / 8 + 1 / 8) / 3, rel=0.001)
+
+
+def test_counts_stay_when_a_bucket_is_taken_out_of_the_settings() -> None:
+    batcher = make(BatchingSpec(length_buckets=(16,)))
+    batcher.add(item(1, key=(0, 16)), T)
+    assert batcher.take(T + 1)
+
+    batcher.configure([FIXED])
+
+    told = batcher.describe(["m"])
+    assert told["groups"] == []
+    assert sum(told["closed"].values()) == 1
+
+
+def test_the_time_per_sample_is_of_all_samples_not_of_all_batches() -> None:
+    batcher = make()
+    fill(batcher, 1)
+    batcher.take(T + 1)
+    for _ in range(100):
+        for rows in (1, 32):
+            learn(batcher, rows, 0.010 + 0.001 * rows)
+
+    assert batcher.service_s == pytest.approx((0.011 + 0.042) / 33, rel=0.1)
+
+
+BUCKETS = (8, 64, 0)
+
+
 class BatcherMachine(RuleBasedStateMachine):
-    """Every row leaves exactly once, batches stay within their bounds, and order holds within a priority."""
+    """Every row leaves exactly once, batches stay within their bounds, nobody waits past his slack, and order holds within a priority."""
 
     @initialize()
     def start(self) -> None:
         self.ceilings = Ceilings()
-        self.batcher = Batcher([FIXED, ADAPTIVE], self.ceilings)
+        self.policies = [replace(FIXED, length_buckets=(8, 64)), replace(ADAPTIVE, length_buckets=(8, 64), p99_ms=50.0)]
+        self.batcher = Batcher(self.policies, self.ceilings)
         self.now = T
         self.tickets = 0
         self.waiting: dict[int, int] = {}  # ticket -> rows not yet left
@@ -342,7 +532,7 @@ class BatcherMachine(RuleBasedStateMachine):
         self.ended: Counter[str] = Counter()
 
     @rule(
-        key=st.tuples(st.integers(0, 1), st.integers(0, 2)),
+        key=st.tuples(st.integers(0, 1), st.sampled_from(BUCKETS)),
         rows=st.integers(1, 20),
         priority=st.integers(0, 9),
         timeout=st.floats(0.001, 1.0),
@@ -361,27 +551,52 @@ class BatcherMachine(RuleBasedStateMachine):
     def steer(self, batch: float, window: float) -> None:
         self.batcher.batch_share, self.batcher.window_share = batch, window
 
-    @rule(key=st.tuples(st.integers(0, 1), st.integers(0, 2)), rows=st.integers(2, 8))
+    @rule(key=st.tuples(st.integers(0, 1), st.sampled_from(BUCKETS)), rows=st.integers(2, 8))
     def run_out_of_memory(self, key: GroupKey, rows: int) -> None:
         self.ceilings.failed(key, rows)
 
+    @rule(largest=st.integers(1, 16), adaptive=st.booleans())
+    def reload(self, largest: int, adaptive: bool) -> None:
+        first = replace(self.policies[0], max_batch=largest, min_batch=min(largest, 4), adaptive=adaptive)
+        self.batcher.configure([first, self.policies[1]])
+
+    @rule(fixed=st.floats(0.0, 0.05), each=st.floats(0.0, 0.01), key=st.tuples(st.integers(0, 1), st.sampled_from(BUCKETS)))
+    def teach(self, fixed: float, each: float, key: GroupKey) -> None:
+        for rows in range(1, 10):
+            learn(self.batcher, rows, fixed + each * rows, key)
+
     @rule(seconds=st.floats(0.0, 0.2))
     def take(self, seconds: float) -> None:
+        limits = {(model, bucket): self.batcher.limit((model, bucket)) for model in (0, 1) for bucket in BUCKETS}
         batch = self.batcher.take(self.now)
         if batch is None:
+            self.nobody_waits_past_his_slack()
             return
-        assert 0 < batch.rows <= self.batcher.limit(batch.key)
+        assert 0 < batch.rows <= limits[batch.key]
+        self._took(batch)
+        self.now += seconds
+        self.batcher.ran(batch, seconds, self.now)
+
+    def nobody_waits_past_his_slack(self) -> None:
+        for group in self.batcher._groups.values():
+            for waiting in group.queue:
+                assert waiting.deadline <= self.now or waiting.deadline - group.needs_s(group.rows) > self.now
+
+    def _took(self, batch: Batch) -> None:
         assert batch.rows == sum(s.stop - s.start for s in batch.shares)
-        assert {s.item.key for s in batch.shares} == {batch.key}
+        assert {s.item.key[0] for s in batch.shares} == {batch.key[0]}, "models are mixed"
+        assert all((s.item.key[1] or NEVER) <= (batch.key[1] or NEVER) for s in batch.shares), (
+            "a longer sample in a shorter batch"
+        )
         assert all(s.item.deadline > self.now for s in batch.shares)
         assert len(batch.shares) == 1 or not any(s.item.alone for s in batch.shares)
-        orders = [(-s.item.priority, s.item.ticket) for s in batch.shares]
-        assert orders == sorted(orders)
+        for key in {s.item.key for s in batch.shares}:
+            orders = [(-s.item.priority, s.item.ticket) for s in batch.shares if s.item.key == key]
+            assert orders == sorted(orders)
         for share in batch.shares:
             ticket = share.item.ticket
             assert share.start == self.rows[ticket] - self.waiting[ticket]
             self._leave(ticket, share.stop - share.start)
-        self.batcher.ran(batch.key, batch.rows, seconds)
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
@@ -410,8 +625,8 @@ class BatcherMachine(RuleBasedStateMachine):
                 self._leave(gone.ticket, gone.rows - gone.taken)
             batch = self.batcher.take(self.now)
             assert expired or batch is not None
-            for share in batch.shares if batch else ():
-                self._leave(share.item.ticket, share.stop - share.start)
+            if batch:
+                self._took(batch)
 
     @invariant()
     def nothing_is_lost(self) -> None:

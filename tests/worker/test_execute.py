@@ -12,7 +12,7 @@ import pytest
 from gpupool.errors import ErrorCode, InvalidInput
 from gpupool.logs import Log
 from gpupool.spec import BatchingSpec, ModelSpec
-from gpupool.worker.batcher import Batch, CloseReason, Item, Share
+from gpupool.worker.batch import Batch, CloseReason, Item, Share
 from gpupool.worker.ceiling import PATIENCE, Ceilings
 from gpupool.worker.execute import ContractError, Executor, check_outputs
 from gpupool.worker.exhaustion import Exhaustion

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpupool.worker.fit import EVIDENCE, BatchFit
@@ -66,6 +66,61 @@ def test_time_steeper_than_proportional_leaves_nothing_to_save() -> None:
     assert fit.per_sample_s > 0.0
 
 
+def test_a_line_that_misses_is_poor() -> None:
+    fit, rng = BatchFit(), random.Random(1)
+    for _ in range(100):
+        fit.add(4, rng.choice([0.001, 0.1]))
+
+    assert fit.known
+    assert not fit.good
+
+
+def test_noise_of_a_tenth_is_good_and_so_is_that_of_the_clock() -> None:
+    noisy, tiny, rng = BatchFit(), BatchFit(), random.Random(1)
+    for _ in range(100):
+        n = rng.randint(1, 32)
+        noisy.add(n, (0.004 + 0.0005 * n) * rng.uniform(0.9, 1.1))
+        tiny.add(n, rng.uniform(0.00005, 0.0002))
+
+    assert noisy.good
+    assert noisy.fixed_s == pytest.approx(0.004, rel=0.2)
+    assert tiny.good
+
+
+def test_one_wild_batch_neither_bends_nor_damns_the_line() -> None:
+    fit, rng = BatchFit(), random.Random(1)
+    for _ in range(60):
+        n = rng.randint(1, 32)
+        fit.add(n, 0.004 + 0.0005 * n)
+    fit.add(16, 30.0)
+
+    assert fit.good
+    assert fit.predict(16) == pytest.approx(0.012, rel=0.2)
+
+
+def test_a_model_that_becomes_slower_is_poor_for_a_while_and_good_again() -> None:
+    fit = BatchFit()
+    for n in range(60):
+        fit.add(1 + n % 8, 0.001 + 0.001 * (1 + n % 8))
+    verdicts = []
+    for n in range(300):
+        fit.add(1 + n % 8, 10 * (0.001 + 0.001 * (1 + n % 8)))
+        verdicts.append(fit.good)
+
+    assert verdicts[-1]
+    assert fit.predict(8) == pytest.approx(0.09, rel=0.05)
+
+
+def test_the_first_batch_does_not_count_when_others_have_come() -> None:
+    fit = BatchFit()
+    fit.add(8, 5.0)
+    for n in range(20):
+        fit.add(1 + n % 8, 0.001 * (1 + n % 8))
+
+    assert fit.predict(8) == pytest.approx(0.008)
+
+
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 1000), st.floats(0, 100)), min_size=1, max_size=60))
 def test_coefficients_are_never_negative(batches: list[tuple[int, float]]) -> None:
     fit = BatchFit()

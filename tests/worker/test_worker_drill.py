@@ -12,7 +12,8 @@ import pytest
 from gpupool.board import Board, Phase, SlotWord
 from gpupool.spec import BatchingSpec
 from gpupool.worker.backlog import Backlog
-from gpupool.worker.batcher import Batcher, Item
+from gpupool.worker.batch import Item
+from gpupool.worker.batcher import Batcher
 from gpupool.worker.ceiling import Ceilings
 from gpupool.worker.drill import hang
 from gpupool.worker.record import Record

@@ -12,7 +12,7 @@ from gpupool.errors import ErrorCode, InvalidInput
 from gpupool.link import Result, Work, WorkFlag
 from gpupool.samples import unpack_body
 from gpupool.spec import BatchingSpec, ModelSpec
-from gpupool.worker.batcher import Batch, CloseReason, Item, Share
+from gpupool.worker.batch import Batch, CloseReason, Item, Share
 from gpupool.worker.faults import Failure, StickyFault
 from gpupool.worker.intake import MAX_WAITING, SLICE_S, Intake
 from gpupool.worker.models import Model

@@ -1,0 +1,72 @@
+"""What a worker's batches were, counted since its start: how large, why they closed, how full."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gpupool.batches import SIZES
+
+from .batch import CloseReason
+
+#: Weight of the newest batch in the smoothed fill.
+_NEWEST: Final = 1 / 16
+
+
+class Account:
+    """The batches of one group, or of one model."""
+
+    __slots__ = ("batches", "borrowed", "closed", "fill", "rows", "sizes")
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.rows = 0
+        self.borrowed = 0  # rows of shorter buckets that filled batches up
+        self.fill = 0.0  # smoothed share of the limit
+        self.closed: dict[CloseReason, int] = {}
+        self.sizes = [0] * (len(SIZES) + 1)  # how many batches of up to SIZES[i], and of more than the last
+
+    def note(self, reason: CloseReason, rows: int, limit: int, borrowed: int) -> None:
+        """Count a batch."""
+        self.batches += 1
+        self.rows += rows
+        self.borrowed += borrowed
+        self.fill += (rows / limit - self.fill) * max(_NEWEST, 1 / self.batches)
+        self.closed[reason] = self.closed.get(reason, 0) + 1
+        self.sizes[min((rows - 1).bit_length(), len(SIZES))] += 1
+
+    def describe(self) -> dict[str, Any]:
+        """Tell people."""
+        return {
+            "batches": self.batches,
+            "rows": self.rows,
+            "borrowed_rows": self.borrowed,
+            "fill": round(self.fill, 4),
+            "closed": {str(reason): count for reason, count in self.closed.items()},
+        }
+
+
+class Turnaround:
+    """How long the device had nothing to do between two batches although the second was full: what our own work between them costs it."""
+
+    __slots__ = ("_ended_at", "busy_s", "idle_s", "pairs")
+
+    def __init__(self) -> None:
+        self.pairs = 0
+        self.idle_s = self.busy_s = 0.0
+        self._ended_at = 0.0  # 0: the batch before was none to measure from
+
+    def ran(self, started_at: float, seconds: float, *, full: bool) -> None:
+        """Take in a batch: when it began, in monotonic seconds, and how long it took."""
+        if full and self._ended_at:
+            self.pairs += 1
+            self.idle_s += started_at - self._ended_at
+            self.busy_s += seconds
+        self._ended_at = started_at + seconds if full else 0.0
+
+    def describe(self) -> dict[str, Any]:
+        """Tell people: the mean gap, and what share of the batch time it is."""
+        return {
+            "pairs": self.pairs,
+            "gap_ms": round(1000 * self.idle_s / self.pairs, 4) if self.pairs else None,
+            "share": round(self.idle_s / self.busy_s, 5) if self.busy_s else None,
+        }
