@@ -64,7 +64,8 @@ def test_every_router_gets_the_same_connections_and_those_that_came_between(fold
                 client.connect(address)
                 client.send(str(life).encode())
                 assert not client.poll(50)  # connected, and nobody is there
-            router = context.socket(zmq.ROUTER)
+            process = zmq.Context()  # whose end is waited for: until then its thread would accept the next one's clients
+            router = process.socket(zmq.ROUTER)
             for each in listeners.clients:
                 router.set(zmq.USE_FD, os.dup(each.fileno()))
                 router.bind(each.address)
@@ -75,7 +76,7 @@ def test_every_router_gets_the_same_connections_and_those_that_came_between(fold
                 assert client.poll(5000)
                 assert client.recv() == str(life).encode()
                 client.close()
-            router.close(0)
+            process.destroy(linger=0)
             assert path.exists()
 
 
