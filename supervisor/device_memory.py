@@ -1,4 +1,4 @@
-"""What share of a device's memory is in use, as far as its worker's report or the card's reading can tell."""
+"""What share of a device's memory, or of its worker's budget if that is fuller, is in use, as far as reports and readings can tell."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ def in_use(report: Mapping[str, Any], card: Mapping[str, Any]) -> float:
         report: the memory part of the worker's last report, in bytes.
         card: what is known of its card (see status).
     """
+    budget, held = report.get("budget_bytes"), report.get("used_bytes")
+    own = float(held / budget) if budget and held is not None else 0.0
+    return max(own, _of_device(report, card))
+
+
+def _of_device(report: Mapping[str, Any], card: Mapping[str, Any]) -> float:
     total, free = report.get("total_bytes"), report.get("free_bytes")
     if total and free is not None:
         spare = max(0, report.get("reserved_bytes", 0) - report.get("allocated_bytes", 0))

@@ -128,7 +128,7 @@ class Pool:
                     workers.end(slot, Purpose.REPLACE, workers.gentle(), reason, now)
             case ev.RecycleAsked(number, incarnation, reason):
                 if slot := workers.current(number, incarnation):
-                    slot.renewal = reason
+                    slot.renewal, slot.renewal_asked_at = reason, now
             case ev.WorkerExited(number, incarnation, exit_, running):
                 if slot := workers.current(number, incarnation):
                     workers.exited(slot, exit_, running, now)

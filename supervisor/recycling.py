@@ -15,6 +15,8 @@ from .workers import Workers
 
 #: From one's being ready again to the next one's turn: what its first batches show should be seen before the next one goes.
 PAUSE_S: Final = 5.0
+#: A process that still wants to be renewed asks every ten seconds; a wish that is older has passed.
+ASKED_S: Final = 60.0
 
 
 class Recycling:
@@ -56,7 +58,8 @@ class Recycling:
     def _asks(self, slot: Slot, now: float) -> bool:
         """Whether its process has asked for it, also where it is the only one, and served long enough to have lost memory over time."""
         stable_after_s = self._workers.policy.restart.stable_after_s
-        return bool(slot.renewal) and slot.ready_at is not None and now >= slot.ready_at + stable_after_s
+        meant = bool(slot.renewal) and now <= slot.renewal_asked_at + ASKED_S
+        return meant and slot.ready_at is not None and now >= slot.ready_at + stable_after_s
 
     def why(self, slot: Slot, now: float) -> str:
         """Say why a slot's process is to be renewed; "" if it is not."""

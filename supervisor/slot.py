@@ -82,6 +82,7 @@ class Slot:
     needs: str = ""  # what the card needs before it is used again
     leaks: set[str] = field(default_factory=set)  # kinds of memory that its process is suspected to leak
     renewal: str = ""  # why its process has asked to be renewed
+    renewal_asked_at: float = 0.0  # when it last did
     card_factor: float = 1.0  # share of the batch that the card can bear, below 1 while it throttles
 
     @property

@@ -91,6 +91,10 @@ class Worker:
             self.serve(self.load())
         except LoadError as e:
             self.fail(Exit.BAD_CONFIG if e.stage == "config" else Exit.MODEL_FAILED, e.stage, e.message, e.trace)
+        except StickyFault as e:  # while batches were measured
+            self.record.error(FaultKind.STICKY)
+            self.log.event.error("device_poisoned", detail=str(e))
+            self.leave(Exit.REPLACE_ME)
         except DeviceError as e:
             self.fail(Exit.DEVICE_UNUSABLE, "device", str(e), "")
         except BaseException as e:  # a bug of ours: say so, and end although a model's threads may still run

@@ -5,6 +5,7 @@ It needs nothing but the interpreter's lock. A model that keeps that lock silenc
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import threading
@@ -65,8 +66,12 @@ class Beat:
             if os.getppid() != self._parent:
                 os._exit(Exit.PARENT_GONE)
             self._record.beat()
-            self._look()
-            self.each_time()
+            try:
+                self._look()
+                self.each_time()
+            except Exception as e:  # short of memory, perhaps: a beat that ended would end the worker
+                with contextlib.suppress(Exception):
+                    self._log.event.error("beat_disturbed", exc_info=e)
             pause.wait(self._interval_s)
 
     def _look(self) -> None:

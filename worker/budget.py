@@ -157,9 +157,9 @@ class HostBudget:
 
     def relieve(self) -> None:
         """Let the reserve go."""
-        if self._reserve is not None:
-            self._reserve.close()
-            self._reserve = None
+        reserve, self._reserve = self._reserve, None  # once, though a reload's thread may come at the same moment
+        if reserve is not None:
+            reserve.close()
 
     def recover(self) -> None:
         """Collect what the failure left in cycles, and give free heap back to the system."""

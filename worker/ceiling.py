@@ -91,11 +91,6 @@ class Ceilings:
             renewed[key] = ceiling
         self._ceilings = renewed
 
-    def used_to_fit(self, key: GroupKey, rows: int) -> bool:
-        """Say whether batches of that size went well since the last surprise."""
-        ceiling = self._ceilings.get(key)
-        return ceiling is not None and rows <= ceiling.good
-
     def failed(self, key: GroupKey, rows: int) -> int:
         """Note that a batch of `rows` did not fit although each of its samples does; return the new ceiling."""
         ceiling = self._ceilings.get(key) or _Ceiling(rows)

@@ -11,6 +11,7 @@ from typing import Final
 
 import zmq
 
+_CUT: Final = zmq.Event.DISCONNECTED
 #: Quick, because a router is back within a second; backing off, because it may not be.
 _RECONNECT_MS: Final = 20
 _RECONNECT_MAX_MS: Final = 500
@@ -25,6 +26,7 @@ class Dealer:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._unsent: deque[list[bytes]] = deque()
         self.socket: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
 
     def connect(self) -> None:
         """Open a new socket. What lies in the old one's pipes is for, or from, a router that is no more."""
@@ -36,8 +38,21 @@ class Dealer:
         socket.set(zmq.SNDHWM, 0)
         socket.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
         socket.set(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+        self._monitor = socket.get_monitor_socket(_CUT)
+        self._poller.register(self._monitor, zmq.POLLIN)
         socket.connect(self._endpoint)
         self._poller.register(socket, zmq.POLLIN)
+
+    def was_cut(self) -> bool:
+        """Whether the connection has ended since the last look, without our doing."""
+        cut = False
+        while self._monitor is not None:
+            try:
+                self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            cut = True
+        return cut
 
     def receive(self) -> Iterator[list[bytes]]:
         """Yield the messages that are there now."""
@@ -82,5 +97,10 @@ class Dealer:
     def _drop(self, *, linger_ms: int) -> None:
         if self.socket is not None:
             self._poller.unregister(self.socket)
+            if self._monitor is not None:
+                self._poller.unregister(self._monitor)
+                self.socket.disable_monitor()
+                self._monitor.close(0)
+                self._monitor = None
             self.socket.close(linger=linger_ms)
             self.socket = None

@@ -33,8 +33,8 @@ class BatchRecord(Protocol):
     def idle(self) -> None:
         """Nothing runs."""
 
-    def ran(self, samples: int, seconds: float) -> None:
-        """A batch went well."""
+    def ran(self, samples: int) -> None:
+        """A batch has run, well or in parts."""
 
     def error(self, kind: FaultKind) -> None:
         """A fault came up."""
@@ -136,13 +136,14 @@ class Executor:
         outputs, fault = self._try(model, samples, batch.tickets)
         if fault is None:
             forward_s = self._clock() - started_at
-            self._record.ran(batch.rows, forward_s)
+            self._record.ran(batch.rows)
             if self._ceilings.succeeded(batch.key, batch.rows, most=self._policies[batch.key[0]].max_batch):
                 self._log.event.info(
                     "batch_ceiling_raised", model=model.spec.name, bucket=batch.key[1], limit=self._ceilings.limit(batch.key)
                 )
             return Done(batch, outputs, started_at, forward_s), True
         outputs = self._split(model, batch, samples, fault)
+        self._record.ran(batch.rows)  # work it was all the same
         return Done(batch, outputs, started_at, self._clock() - started_at), False
 
     def _try(self, model: Model, samples: list[Any], tickets: Sequence[int]) -> tuple[Sequence[Any], Fault | None]:

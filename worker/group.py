@@ -111,7 +111,8 @@ class Group:
 
     def needs_s(self, rows: int) -> float:
         """Return how long before a deadline a batch must start: its run, what that is usually off by, and a margin."""
-        return self.fit.predict(rows) + self.fit.residual_s + DEADLINE_MARGIN_S
+        expected = self.fit.predict(rows) if self.fit.known else self.fit.mean_s
+        return expected + self.fit.residual_s + DEADLINE_MARGIN_S
 
     def cut(self, room: int, now: float) -> list[Share]:
         """Take up to `room` rows that are not past their deadline, in order."""

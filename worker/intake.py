@@ -156,13 +156,14 @@ class Intake:
         priority = work.priority + 1 + MAX_PRIORITY if work.flags & _URGENT else work.priority
         return Request(
             work.ticket, epoch, work.model, many, bool(work.flags & _ALONE), priority, deadline, arrived, samples,
+            self._policies[work.model].length_buckets,
             outputs=[None] * rows, missing=rows,
         )  # fmt: skip
 
     def _prepare(self, request: Request, until: float) -> bool:
         """Measure and preprocess rows until all are done (True) or the time is up (False)."""
         model = self._models[request.model]
-        length_of, preprocess, bounds = model.length, model.preprocess, self._policies[request.model].length_buckets
+        length_of, preprocess, bounds = model.length, model.preprocess, request.bounds
         if length_of is None and preprocess is None:
             return True
         began = self._clock()

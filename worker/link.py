@@ -49,6 +49,8 @@ from .record import Record
 from .replies import Done, Replies, end
 
 #: How long to wait for WELCOME before saying HELLO again.
+#: How long after its connection broke a worker waits for a new router to be the reason.
+CUT_S: Final = 2.0
 HELLO_AGAIN_S: Final = 1.0
 #: What leaving may cost: results that the router does not fetch by then are lost with the process, and run elsewhere.
 LINGER_MS: Final = 1000
@@ -105,6 +107,7 @@ class Link:
         self._epoch = 0
         self._welcomed = False
         self._hello_at = 0.0
+        self._cut_at: float | None = None  # the connection broke, and no new router explains it yet
         self._open = False
         self._stopping = False
         self._finished = False
@@ -168,6 +171,7 @@ class Link:
         if self._dealer.socket in ready:
             self._dealer.flush()
             self._receive()
+        self._look_for_cut()
         if self._epoch and not self._welcomed and self.busy_since >= self._hello_at:
             self._say_hello()
         if self._intake.busy:
@@ -183,6 +187,8 @@ class Link:
         if self._intake.busy:
             return 0
         instants = [] if self._welcomed else [self._hello_at]
+        if self._cut_at is not None:
+            instants.append(self._cut_at + CUT_S)
         if (expiry := self._backlog.next_expiry()) is not None:
             instants.append(expiry)
         if not instants:
@@ -235,7 +241,23 @@ class Link:
         self._backlog.clear()
         self._results.clear()
         self._dealer.connect()
+        self._cut_at = None
         self._hello_at = time.monotonic()
+
+    def _look_for_cut(self) -> None:
+        """End this process when its connection has broken and the router lives on.
+
+        That is no accident of the router's, which would be another one by now. What was on its way either way is lost, and libzmq's
+        own connection after it is a stranger to the router; it comes of memory that ran out in libzmq's thread, mostly.
+        """
+        if self._dealer.was_cut() and self._cut_at is None:
+            self._cut_at = self.busy_since
+        if self._cut_at is None or self.busy_since < self._cut_at + CUT_S or self._stopping:
+            return
+        if self._board.get(Word.ROUTER_BEAT_NS) / 1e9 > self._cut_at + CUT_S / 2:
+            self._log.event.error("link_cut", epoch=self._epoch)
+            self._leave(Exit.REPLACE_ME)
+        self._cut_at = self.busy_since  # it is dead, or stands still: look again
 
     def _say_hello(self) -> None:
         spec = self._spec

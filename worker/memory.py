@@ -15,13 +15,16 @@ from .budget import NotMeasurable
 from .ceiling import Ceilings
 from .device import Device
 from .exhaustion import Exhaustion
-from .faults import read_fault
+from .faults import FaultKind, StickyFault, read_fault
 from .measure import measure_model
 from .models import Model, Prepared
 from .plan import MemoryPlan, told
 
 #: Groups in one report: a message has a bound, and models may have 64 buckets each.
 _MOST_TOLD: Final = 128
+
+#: The share of the emptying threshold that the pool may fill.
+_BELOW: Final = 0.95
 
 
 class Memory:
@@ -78,6 +81,8 @@ class Memory:
                 BaseException
             ) as e:  # the border to the user's model: one that does not bear these batches works without a plan
                 fault = read_fault(e)
+                if fault.kind is FaultKind.STICKY:
+                    raise StickyFault(f"{fault.error} at {fault.where}, in a batch of warm-up samples") from None
                 found, reason = {}, f"{fault.error} at {fault.where}, in a batch of its warm-up samples"
             if reason:
                 self._log.event.info("memory_not_planned", model=model.spec.name, reason=reason)
@@ -112,7 +117,8 @@ class Memory:
         ceilings = self._plan.ceilings(limit)
         most = {key: min(n, models[key[0]].spec.batching.max_batch) for key, n in ceilings.items()}
         try:
-            self._pool_bytes = self._plan.pool_bytes(most, limit)
+            # Below the threshold from which cached memory is given back, or the pool would be the first to go.
+            self._pool_bytes = self._plan.pool_bytes(most, int(_BELOW * self._spec.empty_cache_above * limit))
             held = card.reserve(self._pool_bytes)
         except Exception as e:  # a pool is a gain, not a condition
             self._pool_bytes = 0

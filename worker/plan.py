@@ -123,7 +123,7 @@ class MemoryPlan:
         return {key: ceiling for key, ceiling in found.items() if ceiling is not None}
 
     def pool_bytes(self, limits: Mapping[GroupKey, int], budget_bytes: int) -> int:
-        """Return what to reserve at start: the peak of the largest batches that may run, with a margin, within the budget.
+        """Return what to reserve at start: the peak of the largest batches that may run, with a margin, within `budget_bytes`.
 
         Batches run one at a time, so the concurrency of the rule "peak x concurrency x 1.2" is that of the samples in a batch.
         """

@@ -67,8 +67,8 @@ class Record:
         self.phase(Phase.IDLE)
         self._board.set_running(self._slot, ())
 
-    def ran(self, samples: int, _seconds: float) -> None:
-        """Count a batch that went well."""
+    def ran(self, samples: int) -> None:
+        """Count a batch that has run."""
         self._batches += 1
         self._samples += samples
         self._set(SlotWord.BATCHES, self._batches)

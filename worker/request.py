@@ -25,6 +25,7 @@ class Request:
     deadline: float  # monotonic seconds
     arrived: float
     samples: list[Any]
+    bounds: tuple[int, ...] = ()  # of the length buckets, as they were when it came
     prepared: int = 0  # rows that have been through preprocess
     buckets: dict[int, list[int]] | None = None  # bucket -> its rows, in order; None: all in bucket 0
     length: int = 0  # of the longest sample

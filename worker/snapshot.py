@@ -60,7 +60,11 @@ class Snapshots:
             self._answer({"t": "answer", "n": number, "error": "another snapshot is being taken"})
             return
         self._log.event.info("snapshot_begun", path=path, seconds=seconds)
-        threading.Thread(target=self._run, args=(number, Path(path), seconds), name="snapshot", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=(number, Path(path), seconds), name="snapshot", daemon=True).start()
+        except (RuntimeError, MemoryError) as e:  # no memory for a thread, which is when one wants to know
+            self._busy.release()
+            self._answer({"t": "answer", "n": number, "error": f"no thread can be started: {e}"})
 
     def _run(self, number: int, path: Path, seconds: float) -> None:
         answer: dict[str, Any] = {"t": "answer", "n": number}

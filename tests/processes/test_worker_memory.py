@@ -75,7 +75,7 @@ def test_a_worker_that_has_lost_its_memory_is_recycled_and_its_count_of_failures
     try:
         for _ in until(60.0, every=0.1):
             counts = [w["oom_total"] for w in pool.status()["workers"]]
-            if pool.records("worker_recycling"):
+            if pool.records("worker_recycled"):
                 break
         pool.wait(lambda s: all(w["incarnation"] > 1 for w in s["workers"]), within=90.0)
     finally:

@@ -125,9 +125,7 @@ def test_what_used_to_fit_is_approached_again_faster_than_the_unknown() -> None:
     ceilings = Ceilings()
     ceilings.failed(KEY, 32)
     succeed(ceilings, 16, 1)
-    assert ceilings.used_to_fit(KEY, 16)
     assert ceilings.failed(KEY, 16) == 8
-    assert not ceilings.used_to_fit(KEY, 9)
 
     assert succeed(ceilings, 8, STEP_AFTER) == 1
     assert ceilings.limit(KEY) == 9

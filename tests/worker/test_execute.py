@@ -30,7 +30,7 @@ class FakeRecord:
     def __init__(self) -> None:
         self.tries: list[list[int]] = []
         self.errors: list[FaultKind] = []
-        self.clean: list[int] = []
+        self.batches: list[int] = []
 
     def running(self, tickets: Sequence[int], timeout_s: float) -> None:
         assert timeout_s == 60.0
@@ -38,8 +38,8 @@ class FakeRecord:
 
     def idle(self) -> None: ...
 
-    def ran(self, samples: int, seconds: float) -> None:
-        self.clean.append(samples)
+    def ran(self, samples: int) -> None:
+        self.batches.append(samples)
 
     def error(self, kind: FaultKind) -> None:
         self.errors.append(kind)
@@ -94,7 +94,7 @@ class Bench:
         """Run samples as requests 100, 101, …; `rows` says how many each request has."""
         counts = rows or [1] * len(samples)
         shares = [Share(Item(100 + n, KEY, 1e9, count), 0, count) for n, count in enumerate(counts)]
-        done, self.clean = self.executor.run(Batch(KEY, shares, len(samples), CloseReason.FULL), list(samples))
+        done, self.batches = self.executor.run(Batch(KEY, shares, len(samples), CloseReason.FULL), list(samples))
         return list(done.outputs)
 
 
@@ -124,9 +124,9 @@ def test_a_good_batch_runs_once_and_is_counted() -> None:
     bench = Bench(lambda batch: [x + 1 for x in batch])
 
     assert bench.run(1, 2, 3) == [2, 3, 4]
-    assert bench.clean
+    assert bench.batches
     assert bench.record.tries == [[100, 101, 102]]
-    assert bench.record.clean == [3]
+    assert bench.record.batches == [3]
 
 
 def test_one_bad_sample_of_eight_is_found_and_the_others_answered() -> None:
@@ -136,8 +136,8 @@ def test_one_bad_sample_of_eight_is_found_and_the_others_answered() -> None:
 
     assert outputs[4] == Failure(ErrorCode.MODEL_ERROR, "ValueError: sample 4 is bad")
     assert outputs[:4] + outputs[5:] == [0, 10, 20, 30, 50, 60, 70]
-    assert not bench.clean
-    assert bench.record.clean == []
+    assert not bench.batches
+    assert bench.record.batches == [8]
 
 
 def test_each_try_names_on_the_board_what_it_runs() -> None:

@@ -262,3 +262,23 @@ def test_nan_and_infinity_pass_unchanged() -> None:
     assert isinstance(body, list)
     assert math.isnan(body[0])
     assert body[1:] == [math.inf, -math.inf]
+
+
+def test_buckets_that_change_while_a_large_request_is_prepared_lose_none_of_its_rows() -> None:
+    clock = Clock()
+
+    def slow(sample: Any) -> Any:
+        clock.now += SLICE_S / 10
+        return sample
+
+    target = model((16, 128), length=len, preprocess=slow)
+    policies = [target.spec.batching]
+    intake = Intake([target], policies, clock)
+    assert intake.put([work(1, ["x" * (n % 40) for n in range(100)], many=True)], 1, T, queued=0) == []
+    items, _ = intake.advance()
+    assert intake.busy
+    policies[0] = BatchingSpec(length_buckets=())
+    while intake.busy:
+        items += intake.advance()[0]
+
+    assert sum(item.rows for item in items) == 100

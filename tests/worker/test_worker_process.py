@@ -586,3 +586,30 @@ def test_a_cpu_worker_imports_neither_torch_nor_numpy(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=DEADLINE_S, check=True)
 
     assert done.stdout == b"[]\n"
+
+
+def test_a_worker_whose_connection_breaks_while_its_router_lives_asks_to_be_replaced(stage: Stage) -> None:
+    stage.join()
+    stage.router.close(0)
+    stage.router = stage.bind()  # the same router, to which the worker's next connection is a stranger
+    assert stage.process is not None
+    until = time.monotonic() + DEADLINE_S
+    while stage.process.poll() is None:
+        assert time.monotonic() < until, "it goes on as if it heard"
+        stage.board.set(Word.ROUTER_BEAT_NS, time.monotonic_ns())
+        time.sleep(0.05)
+
+    assert stage.process.returncode == Exit.REPLACE_ME
+    assert "link_cut" in stage.errors()
+
+
+def test_a_worker_whose_router_is_dead_waits_for_the_next(stage: Stage) -> None:
+    stage.join()
+    stage.board.set(Word.ROUTER_BEAT_NS, time.monotonic_ns())
+    stage.router.close(0)
+    time.sleep(3.0)  # longer than it waits for a reason; the beat stands still
+    stage.router = stage.bind()
+    stage.board.set(Word.ROUTER_EPOCH, 2)
+
+    assert stage.welcome().epoch == 2
+    assert value(stage.ask({"a": 1})[0]) == {"a": 1}
