@@ -172,8 +172,9 @@ options = {{ {options} }}
         return (self.folder / "out").read_text(errors="replace") + (self.folder / "err").read_text(errors="replace")
 
     def records(self, event: str | None = None) -> list[dict[str, Any]]:
-        """Its log records."""
-        records = [json.loads(line) for line in self.text().splitlines()]
+        """Its log records; a line that is just being written, in either file, is none yet."""
+        texts = [(self.folder / name).read_text(errors="replace") for name in ("out", "err")]
+        records = [json.loads(line) for text in texts for line in text[: text.rfind("\n") + 1].splitlines()]
         return [r for r in records if event in (None, r["event"])]
 
     def notes(self, event: str = "forward") -> list[dict[str, Any]]:
