@@ -237,8 +237,11 @@ class Dispatch:
                     break
             request = backlog.pop(now)
             request.flags = request.flags | _URGENT if urgent else request.flags & ~_URGENT
-            if request.deadline <= now:
-                ledger.finish(request, ErrorCode.DEADLINE_EXCEEDED, now, message="time ran out before any worker was free")
+            if request.deadline <= now or (backlog and request.deadline < now + worker.needs_s):
+                # With others waiting nobody shall run what is answered before it can be done.
+                ledger.finish(
+                    request, ErrorCode.DEADLINE_EXCEEDED, now, message="too little time was left when a worker was free"
+                )
                 continue
             self._send(request, worker, now)
             if not self._no_room:

@@ -51,6 +51,11 @@ class Worker:
         """Whether it may get one request more. An idle one always may, so that a large `many` request finds a place."""
         return (self.rows < self.room and self.size_bytes < self.room_bytes) or not self.outstanding
 
+    @property
+    def needs_s(self) -> float:
+        """How long a request that it is given now will take at the least, half of a batch that runs included; 0 while unknown."""
+        return self.batch_s * (1.5 if self.outstanding else 1.0)
+
     def can_take(self, rows: int) -> bool:
         """Whether it may get one request more although it may hold so many rows more than it has room for."""
         return self.rows < self.room + rows and self.size_bytes < self.room_bytes

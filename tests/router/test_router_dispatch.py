@@ -635,3 +635,27 @@ def test_frequent_content_is_not_blamed_for_workers_that_die_of_something_else()
 
     assert all(world.codes(f"r{n}") == ["worker_lost"] for n in range(1, 8))
     assert world.core.stats(0.0)["poisoned"] == 0
+
+
+def test_what_cannot_be_done_in_time_any_more_is_not_begun_while_others_wait() -> None:
+    world = RouterWorld()
+    peer = world.join(0, batch_limit=1)
+    world.ask("known")
+    world.answer(peer, batch_size=1, forward_s=0.1)
+    for name, timeout_ms in (("runs", 60_000), ("next", 60_000), ("doomed", 1000), ("other", 60_000)):
+        world.ask(name, timeout_ms=timeout_ms)
+    world.advance(0.95)
+    world.answer(peer, world.tickets(peer)[:1])
+
+    assert world.codes("doomed") == ["deadline_exceeded"]
+    assert world.ids(peer) == ["next", "other"]
+
+
+def test_a_lone_request_is_tried_however_little_time_it_has() -> None:
+    world = RouterWorld()
+    peer = world.join(0, batch_limit=1)
+    world.ask("known")
+    world.answer(peer, batch_size=1, forward_s=0.1)
+    world.ask("hurried", timeout_ms=20)
+
+    assert world.ids(peer) == ["hurried"]
