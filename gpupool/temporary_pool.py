@@ -51,6 +51,7 @@ class TemporaryPool:
         self._path = Path(self._folder.name)
         self._runtime = RuntimeDir(self._path / "run")
         self._process: subprocess.Popen[bytes] | None = None
+        self._interrupted = False
         self.endpoint = ""
 
     def __enter__(self) -> Self:
@@ -58,7 +59,7 @@ class TemporaryPool:
             self.endpoint = f"tcp://127.0.0.1:{_free_port()}"
             config = self._path / "pool.toml"
             config.write_text(self._config(Place(str(self._runtime.path), self.endpoint, str(self._path / "pool.log"))))
-            self._old_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+            self._old_handlers = {n: signal.signal(n, self._interrupt) for n in (signal.SIGTERM, signal.SIGINT)}
             # A group of its own: Ctrl-C reaches the owner alone, which then stops the pool in order.
             with (self._path / "stderr").open("wb") as stderr:
                 self._process = subprocess.Popen(
@@ -79,7 +80,8 @@ class TemporaryPool:
             if self._process is not None and self._process.poll() is None:
                 self._end(self._process)
         finally:
-            signal.signal(signal.SIGTERM, self._old_handler)
+            for number, handler in self._old_handlers.items():
+                signal.signal(number, handler)
             self._folder.cleanup()
 
     def wait_ready(self, tell: Callable[[str], object]) -> dict[str, Any]:
@@ -91,6 +93,8 @@ class TemporaryPool:
         until = time.monotonic() + _READY_TIMEOUT_S
         last = "no answer"
         while time.monotonic() < until:
+            if self._interrupted:
+                raise KeyboardInterrupt
             if self._process is None or self._process.poll() is not None:
                 raise Failure("pool_failed", f"the pool did not start\n{self._last_words()}")
             with contextlib.suppress(Failure):  # it is not listening yet
@@ -104,12 +108,19 @@ class TemporaryPool:
             time.sleep(0.1)
         raise Failure("timeout", f"not ready after {_READY_TIMEOUT_S:g} s: {last}\n{self._last_words()}", Exit.TIMEOUT)
 
+    def _interrupt(self, *_: object) -> None:
+        # Kept too: an exception that comes up in a finalizer, say, Python drops.
+        self._interrupted = True
+        raise KeyboardInterrupt
+
     def stop(self) -> None:
         """Stop the pool as systemd would.
 
         Raises:
             Failure: when it did not end, or not with exit code 0.
         """
+        if self._interrupted:
+            raise KeyboardInterrupt
         assert self._process is not None
         code = self._end(self._process)
         if code != 0:
