@@ -117,7 +117,8 @@ class Batcher:
         for group in self._groups.values():
             if group.queue and (best is None or group.queue[0].order < best.queue[0].order):
                 closes_at, reason = group.closing(self.limit(group.key), self.window_share)
-                if closes_at <= now:
+                # One that holds nothing but what is past its deadline must not stand before others that are due.
+                if closes_at <= now and any(item.deadline > now for item in group.queue):
                     best, best_reason = group, reason
         suspect = next((i for i in self._alone if i.deadline > now), None)
         if suspect is not None and (best is None or suspect.order < best.queue[0].order):

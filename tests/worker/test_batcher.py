@@ -160,6 +160,17 @@ def test_where_rows_cost_nothing_what_is_urgent_leads_a_full_batch() -> None:
     assert (first.tickets[0], first.rows) == (50, 32)
 
 
+def test_a_group_of_nothing_but_expired_items_does_not_stand_before_another_that_is_due() -> None:
+    batcher = make(BatchingSpec(max_batch=8, min_batch=1, adaptive=False))
+    batcher.add(item(1, key=(0, 8), deadline=T + 1), T)
+    batcher.add(item(2, key=(0, 64)), T)
+
+    batch = batcher.take(T + 2)
+
+    assert batch is not None
+    assert batch.tickets == [2]
+
+
 def test_a_large_request_is_split_over_batches_in_order() -> None:
     batcher = make()
     batcher.add(item(1, rows=20), T)
