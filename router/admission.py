@@ -64,12 +64,10 @@ class Bounds:
 
         So somebody new always finds a place, and whoever floods is told at once.
         """
-        if not tenant.pending:
-            return tenant.full_for(size, self._client_limit, self._client_bytes_limit)
         if own := tenant.full_for(size, self._client_limit, self._client_bytes_limit):
             return own
         backlog = self._backlog
-        if backlog.tenant_count > 1:
+        if tenant.pending and backlog.tenant_count > 1:
             # At least a place for this one: where there is none, others may have to make it.
             if tenant.pending >= SHARE_OF_FREE * max(1, self._limit - len(backlog) - suspects):
                 return f"{tenant.pending} requests of this client are waiting, and the rest of the queue is for others"

@@ -92,7 +92,7 @@ class Slot:
 
     @property
     def wants_avoid(self) -> bool:
-        """Whether the router shall use it only when there is no other: it is late, or being ended."""
+        """Whether the router shall give it nothing new although nobody holds it: it is late, or being ended."""
         return self.late or self.state == State.STOPPING
 
     def change(self, change: Change, now: float) -> None:

@@ -5,8 +5,9 @@ What the socket does not take at once is kept and sent when it does. That queue 
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Final
 
 import zmq
@@ -43,16 +44,14 @@ class Dealer:
         socket.connect(self._endpoint)
         self._poller.register(socket, zmq.POLLIN)
 
-    def was_cut(self) -> bool:
-        """Whether the connection has ended since the last look, without our doing."""
-        cut = False
-        while self._monitor is not None:
-            try:
+    def was_cut(self, ready: Container[object]) -> bool:
+        """Whether the connection has ended without our doing; `ready` is what the poller has found readable."""
+        if self._monitor is None or self._monitor not in ready:
+            return False
+        with contextlib.suppress(zmq.Again):
+            while True:
                 self._monitor.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            cut = True
-        return cut
+        return True
 
     def receive(self) -> Iterator[list[bytes]]:
         """Yield the messages that are there now."""

@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Final
 
 import zmq
@@ -171,7 +171,7 @@ class Link:
         if self._dealer.socket in ready:
             self._dealer.flush()
             self._receive()
-        self._look_for_cut()
+        self._look_for_cut(ready)
         if self._epoch and not self._welcomed and self.busy_since >= self._hello_at:
             self._say_hello()
         if self._intake.busy:
@@ -244,13 +244,13 @@ class Link:
         self._cut_at = None
         self._hello_at = time.monotonic()
 
-    def _look_for_cut(self) -> None:
+    def _look_for_cut(self, ready: Container[object]) -> None:
         """End this process when its connection has broken and the router lives on.
 
         That is no accident of the router's, which would be another one by now. What was on its way either way is lost, and libzmq's
         own connection after it is a stranger to the router; it comes of memory that ran out in libzmq's thread, mostly.
         """
-        if self._dealer.was_cut() and self._cut_at is None:
+        if self._dealer.was_cut(ready) and self._cut_at is None:
             self._cut_at = self.busy_since
         if self._cut_at is None or self.busy_since < self._cut_at + CUT_S or self._stopping:
             return

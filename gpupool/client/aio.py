@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
-import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from types import TracebackType
@@ -23,7 +21,7 @@ from gpupool.client.budget import Budgets
 from gpupool.client.call import Call, InferOptions, check_hedge_after, filled
 from gpupool.client.calls import DEFAULT_RETRIES, DEFAULT_TIMEOUT_S, Calls
 from gpupool.client.chunks import Chunks
-from gpupool.client.connect import Key, Link, curve_keys, open_socket
+from gpupool.client.connect import Key, Link, curve_keys, open_socket, when_forgotten
 from gpupool.client.reply import Reply
 from gpupool.errors import Cancelled, GpuPoolError
 
@@ -243,9 +241,7 @@ class AsyncClient:
                 context.term()
                 raise
             self._context, self._loop = context, loop
-            # pyzmq's own clean-up of a context would wait for a socket that nobody can turn any more.
-            self._forgotten = weakref.finalize(self, _forget, os.getpid(), context, self._link)
-            self._forgotten.atexit = False
+            self._forgotten = when_forgotten(self, context, [self._link])
             for fd in self._link.fds:
                 loop.add_reader(fd, self._turn)
         elif self._loop is not loop:
@@ -366,10 +362,3 @@ class _Source:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-
-
-def _forget(pid: int, context: zmq.Context[zmq.Socket[bytes]], link: Link) -> None:
-    """Close what a client that nobody has closed has left, at once: in whatever thread the garbage is collected."""
-    if os.getpid() == pid:
-        link.close(0)
-        context.term()

@@ -6,7 +6,6 @@ import contextlib
 import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from types import TracebackType
@@ -18,7 +17,7 @@ from gpupool.client.budget import Budgets
 from gpupool.client.call import Call, InferOptions, check_hedge_after, filled
 from gpupool.client.calls import DEFAULT_RETRIES, DEFAULT_TIMEOUT_S
 from gpupool.client.chunks import Chunks
-from gpupool.client.connect import Key, curve_keys
+from gpupool.client.connect import Key, curve_keys, when_forgotten
 from gpupool.client.connection import SLICE_S, Connection
 from gpupool.client.reply import Reply
 from gpupool.errors import Cancelled, GpuPoolError
@@ -63,9 +62,7 @@ class Client:
         self._connections: list[Connection] = []
         self._closed = threading.Event()
         self._pid = os.getpid()
-        # pyzmq's own clean-up of a context would wait for sockets that nobody can turn any more.
-        self._forgotten = weakref.finalize(self, _forget, self._pid, self._context, self._connections)
-        self._forgotten.atexit = False
+        self._forgotten = when_forgotten(self, self._context, self._connections)
         try:
             self._connection()  # a wrong endpoint or key fails here, not at the first request
         except ValueError:
@@ -263,11 +260,3 @@ class Client:
             for c in gone:
                 c.close(timeout_s=0)
         return connection
-
-
-def _forget(pid: int, context: zmq.Context[zmq.Socket[bytes]], connections: list[Connection]) -> None:
-    """Close what a client that nobody has closed has left, at once: in whatever thread the garbage is collected."""
-    if os.getpid() == pid:
-        for connection in connections:
-            connection.drop()
-        context.term()

@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -167,9 +168,39 @@ class Link:
         except zmq.Again:
             return None
 
+    def drop(self) -> None:
+        """Close both sockets at once, whatever waits to be sent."""
+        self.close(0)
+
     def close(self, linger_ms: int = LINGER_MS) -> None:
         """Close both sockets."""
         if not self.socket.closed:
             self.socket.disable_monitor()
             self.monitor.close(0)
             self.socket.close(linger_ms)
+
+
+class Droppable(Protocol):
+    """What a client that nobody closed leaves."""
+
+    def drop(self) -> None:
+        """Close it at once, in whatever thread."""
+
+
+def when_forgotten(
+    client: object, context: zmq.Context[zmq.Socket[bytes]], left: Iterable[Droppable]
+) -> weakref.finalize[..., object]:
+    """Close what a client has left when it is collected unclosed: pyzmq's own clean-up would wait for sockets that nobody turns.
+
+    `left` is looked at then. Detach the result when the client is closed.
+    """
+    forgotten = weakref.finalize(client, _forget, os.getpid(), context, left)
+    forgotten.atexit = False
+    return forgotten
+
+
+def _forget(pid: int, context: zmq.Context[zmq.Socket[bytes]], left: Iterable[Droppable]) -> None:
+    if os.getpid() == pid:  # a forked child has no part in its parent's sockets
+        for each in left:
+            each.drop()
+        context.term()

@@ -112,7 +112,7 @@ class Connection:
 
     def drop(self) -> None:
         """Close the socket without a word to anybody; only when no thread can be using it any more."""
-        self._link.close(0)
+        self._link.drop()
 
     def _close(self) -> None:
         if not self._link.socket.closed:

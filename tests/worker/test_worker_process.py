@@ -28,6 +28,7 @@ from gpupool.exits import Exit
 from gpupool.link import Hello, Result, Work, WorkFlag
 from gpupool.samples import unpack_body
 from gpupool.spec import BatchingSpec, LogSpec, ModelSpec, WorkerSpec, to_message
+from gpupool.worker.link import CUT_S
 
 pytestmark = pytest.mark.processes
 
@@ -607,7 +608,11 @@ def test_a_worker_whose_router_is_dead_waits_for_the_next(stage: Stage) -> None:
     stage.join()
     stage.board.set(Word.ROUTER_BEAT_NS, time.monotonic_ns())
     stage.router.close(0)
-    time.sleep(3.0)  # longer than it waits for a reason; the beat stands still
+    assert stage.process is not None
+    until = time.monotonic() + 1.5 * CUT_S  # longer than it waits for a reason; the router's beat stands still
+    while time.monotonic() < until:
+        assert stage.process.poll() is None
+        time.sleep(0.05)
     stage.router = stage.bind()
     stage.board.set(Word.ROUTER_EPOCH, 2)
 
