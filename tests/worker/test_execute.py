@@ -52,7 +52,7 @@ class FakeDevice:
 
     def synchronize(self) -> None: ...
 
-    def to_host(self, outputs: list[Any]) -> list[Any]:
+    def to_host(self, outputs: Any) -> Any:
         return outputs
 
     def brace(self) -> None: ...
