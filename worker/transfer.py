@@ -76,7 +76,7 @@ def pad(samples: Sequence[Any], device: str, value: float) -> tuple[Any, Any]:
     for n, array in enumerate(arrays):
         if not array.ndim:
             raise ValueError(f"sample {n} is a single number and has no length to fill up")
-        _agree(n, array, arrays[0], 1)
+    _agree(arrays, 1)
     lengths = torch.tensor([len(array) for array in arrays])
     longest = int(lengths.max())
     whole = _buffer((len(arrays), longest, *arrays[0].shape[1:]), _dtype(arrays[0]), device).fill_(value)
@@ -92,8 +92,7 @@ def _stack(samples: Sequence[Any], device: str, where: str) -> Any:
     import torch
 
     arrays = _arrays(samples, where)
-    for n, array in enumerate(arrays):
-        _agree(n, array, arrays[0], 0, where)
+    _agree(arrays, 0, where)
     whole = _buffer((len(arrays), *arrays[0].shape), _dtype(arrays[0], where), device)
     if isinstance(arrays[0], torch.Tensor):
         torch.stack(arrays, out=whole)
@@ -123,20 +122,23 @@ def _arrays(samples: Sequence[Any], where: str = "") -> list[Any]:
     arrays = []
     for n, sample in enumerate(samples):
         try:
-            array = torch.as_tensor(sample).detach()
+            array = torch.as_tensor(sample)
         except (TypeError, ValueError, RuntimeError) as e:
             raise ValueError(f"{where}sample {n} cannot be made a tensor: {e}") from None
-        if array.device.type != "cpu":
+        if not array.is_cpu:
             raise ValueError(f"{where}sample {n} is on {array.device}, not in host memory")
-        arrays.append(array)
+        arrays.append(array.detach() if array.requires_grad else array)
     return arrays
 
 
-def _agree(n: int, array: Any, first: Any, axis: int, where: str = "") -> None:
-    """Refuse a sample whose shape from `axis` on, or whose dtype, is not that of the first."""
-    if array.ndim != first.ndim or array.shape[axis:] != first.shape[axis:] or array.dtype != first.dtype:
-        shape, dtype, first_shape, first_dtype = list(array.shape), array.dtype, list(first.shape), first.dtype
-        raise ValueError(f"{where}sample {n} has shape {shape} and dtype {dtype}, sample 0 has {first_shape} and {first_dtype}")
+def _agree(arrays: Sequence[Any], axis: int, where: str = "") -> None:
+    """Refuse samples whose shape from `axis` on, or whose dtype, is not that of the first."""
+    first = arrays[0]
+    ndim, shape, dtype = first.ndim, first.shape[axis:], first.dtype
+    for n, array in enumerate(arrays):
+        if array.shape[axis:] != shape or array.dtype != dtype or array.ndim != ndim:
+            found = f"shape {list(array.shape)} and dtype {array.dtype}"
+            raise ValueError(f"{where}sample {n} has {found}, sample 0 has {list(first.shape)} and {dtype}")
 
 
 def _dtype(array: Any, where: str = "") -> Any:
