@@ -5,7 +5,7 @@ gets a block of its own from the caching host allocator, which gives it out agai
 that it has seen begin have ended. So results that wait to be encoded are safe from the next batch, and the next batch may be put together
 while the last one is still on its way, without two buffers of our own that take turns.
 
-The allocator rounds up to powers of two and keeps what it has. Hence a bound for each batch; what is larger goes the plain way, through
+The allocator rounds up to powers of two and keeps what it has. Hence a bound for each batch of results and each tensor of samples; what is larger goes the plain way, through
 memory that can be swapped out, and waits.
 """
 
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
-#: Most pinned memory for the results of one batch, and for the samples of one.
+#: Most pinned memory for the results of one batch, and for one tensor of samples.
 PINNED_BYTES: Final = 64 << 20
 _PLAIN: Final = frozenset({str, int, float, bool, bytes, type(None)})
 
