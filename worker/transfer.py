@@ -5,8 +5,8 @@ gets a block of its own from the caching host allocator, which gives it out agai
 that it has seen begin have ended. So results that wait to be encoded are safe from the next batch, and the next batch may be put together
 while the last one is still on its way, without two buffers of our own that take turns.
 
-The allocator rounds up to powers of two and keeps what it has. Hence a bound for each batch of results and each tensor of samples; what is larger goes the plain way, through
-memory that can be swapped out, and waits.
+The allocator rounds up to powers of two and keeps what it has. Hence a bound for the results of a batch and for each tensor of samples;
+what is larger goes the plain way, through memory that can be swapped out, and waits.
 """
 
 from __future__ import annotations
