@@ -198,6 +198,6 @@ def raise_oom_score(pid: int, score: int) -> None:
 
 
 def thread_environment(threads: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Size each thread pool that a library would else size to the whole machine; an operator's own value wins."""
+    """Size each thread pool that a library would else size to the whole machine; an operator's own value wins, an empty one is none."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    return {name: str(threads) for name in names if name not in inherited}
+    return {name: str(threads) for name in names if not inherited.get(name)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import gc
 import os
 import signal
@@ -134,14 +135,15 @@ class Worker:
             self.record.progress()
         self.device.set_threads(threads())
         self.record.phase(Phase.WARM_UP, until - time.monotonic())
+        check = functools.partial(check_outputs, to_host=self.device.to_host)
         warm = []
         for model in models:
-            warm.append(warm_up(model, check_outputs, self.device.release))
+            warm.append(warm_up(model, check, self.device.release))
             self.record.progress()
         # What was loaded stays: the collections between measurements need not look at it.
         gc.collect()
         gc.freeze()
-        self.memory.measure(models, warm, check_outputs, self.record.progress)
+        self.memory.measure(models, warm, check, self.record.progress)
         return models
 
     def serve(self, models: list[Model]) -> NoReturn:

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from gpupool.spec import MemorySpec
 
+from . import transfer
 from .budget import Budget, CardBudget, HostBudget
 
-_PLAIN: Final = frozenset({str, int, float, bool, bytes, type(None)})
 #: Between two looks at the cache, and between two times that it is emptied.
 _LOOK_S: Final = 1.0
 _EMPTY_AGAIN_S: Final = 10.0
@@ -90,23 +90,12 @@ class Device:
         if (cuda := self._cuda()) is not None:
             cuda.synchronize()
 
-    def to_host(self, outputs: list[Any]) -> list[Any]:
-        """Copy tensors on the card to host memory. Done later, beside the next batch, the copy would wait for that batch's end."""
-        if self._cuda() is None:
-            return outputs
-        tensor = sys.modules["torch"].Tensor
+    def to_host(self, outputs: Any) -> Any:
+        """Copy tensors on the card to host memory. Done later, beside the next batch, the copy would wait for that batch's end.
 
-        def copy(value: Any) -> Any:
-            kind = type(value)
-            if kind in _PLAIN:
-                return value
-            if isinstance(value, tensor):
-                return value.detach().cpu()
-            if kind is list or kind is tuple:
-                return kind([copy(v) for v in value])
-            return {k: copy(v) for k, v in value.items()} if kind is dict else value
-
-        return [copy(output) for output in outputs]
+        May raise what forward caused.
+        """
+        return outputs if self._cuda() is None else transfer.to_host(self.torch(), outputs)
 
     def brace(self) -> None:
         """Be ready for a run that may not fit."""

@@ -46,8 +46,8 @@ class Compute(Protocol):
     def synchronize(self) -> None:
         """Wait for launched work."""
 
-    def to_host(self, outputs: list[Any]) -> list[Any]:
-        """Bring results into the process's own memory."""
+    def to_host(self, outputs: Any) -> Any:
+        """Bring results into the process's own memory, as they are otherwise."""
 
     def brace(self) -> None:
         """Be ready for a run that may not fit."""
@@ -72,8 +72,13 @@ class ContractError(Exception):
     """Forward returned something that is not one result per sample."""
 
 
-def check_outputs(outputs: Any, expected: int) -> list[Any]:
+def check_outputs(outputs: Any, expected: int, to_host: Callable[[Any], Any] = lambda outputs: outputs) -> list[Any]:
     """Return one result per sample, from a list, a tuple, or an array or tensor whose first dimension counts the samples.
+
+    Args:
+        outputs: what forward returned.
+        expected: how many samples it was given.
+        to_host: copies tensors from the card, a whole batch's before it is taken apart into rows.
 
     Raises:
         ContractError: naming both numbers, or the type. Nothing is ever assigned to callers by a guess.
@@ -85,10 +90,10 @@ def check_outputs(outputs: Any, expected: int) -> list[Any]:
         if not len(shape):
             raise ContractError(f"forward returned an array without dimensions, expected {expected} results")
         if hasattr(outputs, "detach"):
-            outputs = outputs.detach().cpu()  # one transfer, not one per row
+            outputs = outputs.detach()
     if len(outputs) != expected:
         raise ContractError(f"forward returned {len(outputs)} results for {expected} samples")
-    return list(outputs)
+    return list(to_host(outputs))
 
 
 class Executor:
@@ -155,7 +160,7 @@ class Executor:
             with inference_mode():
                 outputs = model.forward(list(samples))
                 self._device.synchronize()
-                return self._device.to_host(check_outputs(outputs, expected)), None
+                return check_outputs(outputs, expected, self._device.to_host), None
         except ContractError as e:
             return (), Fault(FaultKind.CONTRACT, Failure(ErrorCode.MODEL_ERROR, str(e)), "ContractError", "forward")
         except BaseException as e:  # the border to the user's model; SystemExit must not end the worker either

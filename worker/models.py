@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from gpupool.spec import ModelSpec
 
+from . import transfer
 from .faults import FaultKind, read_fault
 
 _MAX_TRACEBACK: Final = 16_000
@@ -51,6 +52,27 @@ class Context:
     directory: str
     precision: str | None
     threads: int
+
+    def stack(self, samples: Sequence[Any]) -> Any:
+        """Make one tensor on this device of samples of equal shape and dtype, or a dict of tensors of dicts with equal keys.
+
+        Samples are numpy arrays, tensors in host memory, numbers or lists of numbers. On a card they go through pinned memory, and the
+        copy runs on the current stream while the caller goes on.
+
+        Raises:
+            ValueError: naming the field, the sample and both shapes.
+        """
+        return transfer.stack(samples, self.device)
+
+    def pad(self, samples: Sequence[Any], value: float = 0) -> tuple[Any, Any]:
+        """Do the same with samples that differ in their first dimension, filled up with `value` to the longest.
+
+        Returns the tensor and a mask of (samples, longest), true where there is a sample.
+
+        Raises:
+            ValueError: naming the sample and both shapes.
+        """
+        return transfer.pad(samples, self.device, value)
 
 
 @dataclass(frozen=True, slots=True)

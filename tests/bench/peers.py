@@ -15,8 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import msgpack
 import zmq
@@ -120,13 +118,15 @@ def _loop(threads: str, batch: str, seconds: str, device: str) -> None:
     import torch
 
     from gpupool.demo import model_directory, read_paragraphs
+    from gpupool.worker.models import Context
 
     sys.path.insert(0, str(model_directory()))
     import model  # type: ignore[import-not-found,unused-ignore]
 
     torch.set_num_threads(int(threads))
     handler = model.MiniLM()
-    handler.load(_Context(device))
+    options = json.loads((model_directory() / "manifest.json").read_text())["options"]
+    handler.load(Context(device, options, str(model_directory()), None, int(threads)))
     texts, size = read_paragraphs(None), int(batch)
 
     def one(at: int) -> None:
@@ -144,15 +144,6 @@ def _loop(threads: str, batch: str, seconds: str, device: str) -> None:
             one(done)
             done += size
     print(done / (now - began), flush=True)
-
-
-class _Context:
-    def __init__(self, device: str) -> None:
-        from gpupool.demo import model_directory
-
-        self.device = device
-        self.options: dict[str, Any] = json.loads((Path(model_directory()) / "manifest.json").read_text())["options"]
-        self.precision = None
 
 
 if __name__ == "__main__":

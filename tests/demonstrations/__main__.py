@@ -29,6 +29,7 @@ from demonstrations import (
     overload,
     poison,
     router_kill,
+    threads,
     unequal,
 )
 from demonstrations.finding import Finding, broken, table
@@ -51,6 +52,7 @@ ALL: Final[dict[str, tuple[Show, float, float]]] = {
     "low-high": (low_high.show, 30.0, 5.0),
     "batching": (batching.show, 24.0, 6.0),
     "buckets": (buckets.show, 40.0, 8.0),
+    "threads": (threads.show, 48.0, 12.0),
 }
 
 

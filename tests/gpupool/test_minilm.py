@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ import torch
 from gpupool.errors import InvalidInput
 from gpupool.manifest import read_manifest
 from gpupool.samples import pack_body
+from gpupool.worker.models import Context
 
 ROOT = Path(__file__).parents[2]
 DIRECTORY = ROOT / "gpupool" / "data" / "minilm"
@@ -40,9 +41,10 @@ def module() -> Iterator[ModuleType]:
     del sys.modules[spec.name]
 
 
-def context(**options: object) -> SimpleNamespace:
+def context(**options: object) -> Context:
     defaults = json.loads((DIRECTORY / "manifest.json").read_text())["options"]
-    return SimpleNamespace(device="cpu", options={**defaults, **options}, precision=options.get("precision"))
+    precision = options.get("precision")
+    return Context("cpu", {**defaults, **options}, str(DIRECTORY), precision if isinstance(precision, str) else None, threads=1)
 
 
 def load(module: ModuleType, **options: object) -> Any:

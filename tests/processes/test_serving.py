@@ -222,12 +222,24 @@ def test_call_from_the_shell(make_pool: MakePool) -> None:
 
 
 def test_threads_are_shared_out_and_a_cpu_worker_sees_no_gpu(make_pool: MakePool) -> None:
-    pool = make_pool(workers=2, env={"OMP_NUM_THREADS": ""}).start()
-    assert pool.notes("load")[0]["visible"] == ""
-    pool.close()
-    del pool.env["OMP_NUM_THREADS"]
-    pool.start()
-    assert pool.notes("load")[-1]["threads"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
+    pool = make_pool(workers=2, env={"OMP_NUM_THREADS": ""}).start()  # an empty value is no setting
+    share = str(max(1, len(os.sched_getaffinity(0)) // 2))
+    assert [(n["visible"], n["threads"]) for n in pool.notes("load")] == [("", share)] * 2
+
+
+def test_an_operators_number_of_threads_wins(make_pool: MakePool) -> None:
+    pool = make_pool(workers=2, env={"OMP_NUM_THREADS": "7"}).start()
+    assert [n["threads"] for n in pool.notes("load")] == ["7", "7"]
+
+
+def test_a_lone_request_on_an_idle_pool_does_not_wait_for_company(make_pool: MakePool) -> None:
+    pool = make_pool(workers=1, config="[batching]\nwindow_ms = 5000.0\n").start()
+    with pool.client() as client:
+        for n in range(3):
+            header, _ = client.call({"i": n})
+            assert header["timings_ms"]["queue"] < 2500
+            assert header["timings_ms"]["pending"] < 2500
+    assert [n["n"] for n in pool.notes()] == [1, 1, 1]
 
 
 def test_a_burst_while_a_batch_runs_becomes_one_batch(make_pool: MakePool) -> None:

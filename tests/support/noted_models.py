@@ -85,6 +85,27 @@ class Mlp(_Noted):
         return [float(v) for v in y[:, 0]]
 
 
+class Product(_Noted):
+    """Multiplies two square matrices for each sample, in torch on as many threads as it is given, and answers how many those are."""
+
+    def load(self, context: Any) -> None:
+        """Make them: `size` by `size`."""
+        super().load(context)
+        import torch
+
+        self._x = torch.rand(context.options["size"], context.options["size"])
+
+    def forward(self, batch: list[Any]) -> list[Any]:
+        """Multiply."""
+        import torch
+
+        began = time.monotonic()
+        for _ in batch:
+            self._x @ self._x
+        self._note(began, len(batch))
+        return [torch.get_num_threads()] * len(batch)
+
+
 class MiniLM(_Noted):
     """The package's MiniLM, with notes of tokens and padding. A sample's text is so many times a word of one token."""
 

@@ -52,7 +52,7 @@ class FakeDevice:
 
     def synchronize(self) -> None: ...
 
-    def to_host(self, outputs: list[Any]) -> list[Any]:
+    def to_host(self, outputs: Any) -> Any:
         return outputs
 
     def brace(self) -> None: ...
@@ -211,6 +211,37 @@ def test_arrays_count_by_their_first_dimension() -> None:
         check_outputs(np.zeros((1, 4)), 4)
     with pytest.raises(ContractError, match="without dimensions"):
         check_outputs(np.float32(1.0), 1)
+
+
+def test_a_batch_in_one_piece_is_counted_copied_once_and_then_taken_apart() -> None:
+    np = pytest.importorskip("numpy")
+    copied = []
+
+    def to_host(outputs: Any) -> Any:
+        copied.append(outputs)
+        return outputs + 1
+
+    whole = np.zeros((3, 2))
+
+    assert [row.tolist() for row in check_outputs(whole, 3, to_host)] == [[1, 1]] * 3
+    with pytest.raises(ContractError):
+        check_outputs(whole, 4, to_host)
+    assert len(copied) == 1
+    assert copied[0] is whole
+
+
+def test_results_that_do_not_fit_into_host_memory_are_answered_in_parts() -> None:
+    bench = Bench(lambda batch: batch)
+
+    def to_host(outputs: list[Any]) -> list[Any]:
+        if len(outputs) > 2:
+            raise RuntimeError("CUDA error: out of memory")
+        return outputs
+
+    bench.device.to_host = to_host  # type: ignore[method-assign]
+
+    assert bench.run(*range(8)) == list(range(8))
+    assert set(bench.record.errors) == {FaultKind.OUT_OF_MEMORY}
 
 
 def test_a_table_is_no_list_of_results() -> None:

