@@ -5,6 +5,7 @@ The plan is measured once; what it allows follows the budget, which a reload may
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -43,6 +44,7 @@ class Memory:
         self._exhaustion = exhaustion
         self._spec = spec
         self._log = log
+        self._planning = threading.Lock()  # a reload may come while the models are measured
         self._plan: MemoryPlan | None = None
         self._names: list[str] = []
         self._loaded_bytes = 0  # at rest, when everything was loaded and warm
@@ -102,13 +104,14 @@ class Memory:
             self._put_into_force("reloaded")
 
     def _put_into_force(self, why: str) -> None:
-        limit = self._device.budget.limit()
-        ceilings = self._plan.ceilings(limit) if self._plan is not None and limit is not None else {}
-        self._ceilings.plan(ceilings, self._spec.start_fraction)
-        if self._plan is not None:
-            self._log.event.info(
-                "memory_planned", why=why, budget_bytes=limit, fixed_bytes=self._plan.fixed_bytes, groups=self._told(limit)
-            )
+        with self._planning:  # or a plan by the old budget could take the place of one by the new
+            limit, plan = self._device.budget.limit(), self._plan
+            ceilings = plan.ceilings(limit) if plan is not None and limit is not None else {}
+            self._ceilings.plan(ceilings, self._spec.start_fraction)
+            if plan is not None:
+                self._log.event.info(
+                    "memory_planned", why=why, budget_bytes=limit, fixed_bytes=plan.fixed_bytes, groups=self._told(limit)
+                )
 
     def _reserve(self, models: Sequence[Model], limit: int) -> None:
         card = self._device.card
