@@ -57,14 +57,14 @@ class Worker:
         self.record = Record(inherited.board, spec.slot)
         inherited.board.claim(spec.slot, spec.incarnation, os.getpid())
         self.policies = [m.batching for m in spec.models]
-        self.ceilings, self.exhaustion = Ceilings(), Exhaustion()
+        self.ceilings, self.exhaustion = Ceilings(threading.RLock()), Exhaustion()
         self.backlog = Backlog(Batcher(self.policies, self.ceilings), self.record)
         self.device = Device(spec.device, spec.device_id)
         self.memory = Memory(self.device, self.ceilings, self.exhaustion, spec.memory, self.log)
-        self.batch_runs = threading.Lock()
         self.snapshots = Snapshots(
-            self.describe, self.device.torch, self.batch_runs, inherited.channel.send, self.log, wait_s=spec.batch_timeout_s
-        )
+            self.describe, self.device.torch, lambda: self.backlog.between_batches(spec.batch_timeout_s),
+            inherited.channel.send, self.log,
+        )  # fmt: skip
         self.link = Link(
             spec, inherited.board, inherited.channel, self.record, self.backlog, self.log, self.leave, self.memory.settings,
             self.snapshots.order,
@@ -169,8 +169,7 @@ class Worker:
         while (taken := backlog.next_batch()) is not None:
             batch, samples = taken
             try:
-                with self.batch_runs:
-                    done, clean = executor.run(batch, samples)
+                done, clean = executor.run(batch, samples)
             except StickyFault as e:
                 self.log.event.error("device_poisoned", detail=str(e), batch_size=batch.rows)
                 link.finish(_FLUSH_TIMEOUT_S)
@@ -187,7 +186,7 @@ class Worker:
                     "batch", model=models[batch.key[0]].spec.name, bucket=batch.key[1], batch_size=batch.rows,
                     reason=str(batch.reason), forward_ms=round(done.forward_s * 1000, 3), clean=clean,
                 )  # fmt: skip
-            del taken, samples, done  # held through the next wait, they would hold a batch's tensors
+            del taken, batch, samples, done  # held through the next wait, they would hold a batch's tensors
         record.phase(Phase.STOPPING, _FLUSH_TIMEOUT_S)
         link.finish(_FLUSH_TIMEOUT_S)
         self.leave(Exit.OK)

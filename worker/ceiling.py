@@ -14,8 +14,8 @@ never grow.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 GroupKey = tuple[int, int]  # model, and the bucket by its upper bound: 0 means unbounded
@@ -48,11 +48,15 @@ class _Ceiling:
 
 
 class Ceilings:
-    """The ceilings of one worker. Sizes in samples."""
+    """The ceilings of one worker. Sizes in samples.
 
-    def __init__(self) -> None:
+    Args:
+        writing: entered by whoever writes, also twice: a threading.RLock where there are threads.
+    """
+
+    def __init__(self, writing: AbstractContextManager[object] | None = None) -> None:
         self._ceilings: dict[GroupKey, _Ceiling] = {}
-        self._writing = threading.Lock()
+        self.writing = writing or nullcontext()
 
     def limit(self, key: GroupKey) -> int | None:
         """Return the ceiling; None where there is no plan and memory was never short."""
@@ -79,7 +83,7 @@ class Ceilings:
         A limit above a new plan is cut to it at once; one below it goes to `start_fraction` of it if that is more, and rises from there.
         Ceilings without a plan are probed afresh.
         """
-        with self._writing:
+        with self.writing:
             renewed: dict[GroupKey, _Ceiling] = {}
             for key, old in self._ceilings.items():
                 if not old.planned:
@@ -97,10 +101,12 @@ class Ceilings:
 
     def failed(self, key: GroupKey, rows: int) -> int:
         """Note that a batch of `rows` did not fit although each of its samples does; return the new ceiling."""
-        with self._writing:
+        with self.writing:
             ceiling = self._ceilings.get(key) or _Ceiling(rows)
             nearly = 0
-            if rows <= ceiling.good:  # what used to fit does not: start the search anew, and soon be back near there if it passes
+            if (
+                rows <= ceiling.good
+            ):  # what used to fit does not: start the search anew, and soon be back near there if it passes
                 ceiling.good, nearly = 0, rows - max(1, rows // _STEP_SHARE)
             elif ceiling.good:
                 ceiling.patience = min(2 * ceiling.patience, _MAX_PATIENCE)
@@ -116,7 +122,7 @@ class Ceilings:
 
         At `most` (the configured batch) one without a plan is forgotten, and a planned one rises no further.
         """
-        with self._writing:
+        with self.writing:
             ceiling = self._ceilings.get(key)
             if ceiling is None:
                 return False

@@ -5,7 +5,6 @@ The plan is measured once; what it allows follows the budget, which a reload may
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -44,7 +43,6 @@ class Memory:
         self._exhaustion = exhaustion
         self._spec = spec
         self._log = log
-        self._planning = threading.Lock()  # a reload may come while the models are measured
         self._plan: MemoryPlan | None = None
         self._names: list[str] = []
         self._loaded_bytes = 0  # at rest, when everything was loaded and warm
@@ -104,7 +102,7 @@ class Memory:
             self._put_into_force("reloaded")
 
     def _put_into_force(self, why: str) -> None:
-        with self._planning:  # or a plan by the old budget could take the place of one by the new
+        with self._ceilings.writing:  # a reload may come while models are measured: the newer budget's plan stays
             limit, plan = self._device.budget.limit(), self._plan
             ceilings = plan.ceilings(limit) if plan is not None and limit is not None else {}
             self._ceilings.plan(ceilings, self._spec.start_fraction)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import UserDict
 from collections.abc import Callable, ItemsView
 
 from gpupool.worker.ceiling import PATIENCE, STEP_AFTER, Ceilings
@@ -172,7 +173,7 @@ def meanwhile(act: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-class ReadMeanwhile(dict[tuple[int, int], int]):
+class ReadMeanwhile(UserDict[tuple[int, int], int]):
     """A new plan during whose reading another thread acts."""
 
     def __init__(self, act: Callable[[], object]) -> None:
@@ -195,7 +196,7 @@ class ComparedMeanwhile(int):
 
 
 def test_what_a_batch_teaches_while_a_new_plan_is_put_into_force_is_kept() -> None:
-    ceilings = Ceilings()
+    ceilings = Ceilings(threading.RLock())
     plan = ReadMeanwhile(lambda: ceilings.failed(KEY, 8))
 
     ceilings.plan(plan, 1.0)
@@ -205,7 +206,7 @@ def test_what_a_batch_teaches_while_a_new_plan_is_put_into_force_is_kept() -> No
 
 
 def test_what_a_batch_makes_forgotten_while_a_new_plan_is_put_into_force_stays_forgotten() -> None:
-    ceilings = Ceilings()
+    ceilings = Ceilings(threading.RLock())
     ceilings.failed(KEY, 8)
     plan = ReadMeanwhile(lambda: succeed(ceilings, 4, PATIENCE, most=4))
 
@@ -216,7 +217,7 @@ def test_what_a_batch_makes_forgotten_while_a_new_plan_is_put_into_force_stays_f
 
 
 def test_a_plan_that_comes_while_a_batch_teaches_goes_on_from_what_was_taught() -> None:
-    ceilings = Ceilings()
+    ceilings = Ceilings(threading.RLock())
     ceilings.plan({KEY: 20}, 1.0)
     rows = ComparedMeanwhile(20)
     rows.act = lambda: ceilings.plan({KEY: 30}, 0.1)

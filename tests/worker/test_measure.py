@@ -49,7 +49,7 @@ class Bench:
         self.device = Device("cuda:0", "GPU-0")
         self.device.prepare(self.spec)
         self.torch.take(WEIGHTS)
-        self.ceilings, self.exhaustion, self.log = Ceilings(), Exhaustion(), Lines()
+        self.ceilings, self.exhaustion, self.log = Ceilings(threading.RLock()), Exhaustion(), Lines()
         self.memory = Memory(self.device, self.ceilings, self.exhaustion, self.spec, cast("Log", self.log))
         self.batches: list[int] = []
 
