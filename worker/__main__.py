@@ -60,6 +60,7 @@ class Worker:
         self.ceilings, self.exhaustion = Ceilings(threading.RLock()), Exhaustion()
         self.backlog = Backlog(Batcher(self.policies, self.ceilings), self.record)
         self.device = Device(spec.device, spec.device_id)
+        self.intake: Intake
         self.memory = Memory(self.device, self.ceilings, self.exhaustion, spec.memory, self.log)
         self.snapshots = Snapshots(
             self.describe, self.device.torch, lambda: self.backlog.between_batches(spec.batch_timeout_s),
@@ -156,6 +157,7 @@ class Worker:
         gc.collect()
         gc.freeze()
         sys.setswitchinterval(_SWITCH_S)
+        self.intake = Intake(models, self.policies, beside=record.beside)
         record.phase(Phase.IDLE)
         backlog.refresh()
         self.report.add("memory", self.memory.report)
@@ -165,7 +167,7 @@ class Worker:
         self.channel.send({"t": "loaded", "models": names, "device": self.device.describe(), "memory": self.memory.report()})
         self.beat.each_time = self.each_beat  # reports come after that
         self.log.event.info("models_loaded", models=[m["name"] for m in names])
-        link.open(Intake(models, self.policies, beside=record.beside), Replies(models, beside=record.beside))
+        link.open(self.intake, Replies(models, beside=record.beside))
         while (taken := backlog.next_batch()) is not None:
             batch, samples = taken
             try:
@@ -178,9 +180,6 @@ class Worker:
             record.idle()
             backlog.ran(batch, done.started_at, done.forward_s, clean=clean)
             self.device.tidy()
-            if self.exhaustion.recycle_reason is not None:
-                self.channel.send({"t": "recycle", "reason": self.exhaustion.recycle_reason})
-                self.exhaustion.recycle_reason = None
             if self.log.level <= logs.LEVELS["debug"]:
                 self.log.event.debug(
                     "batch", model=models[batch.key[0]].spec.name, bucket=batch.key[1], batch_size=batch.rows,
@@ -199,7 +198,24 @@ class Worker:
     def each_beat(self) -> None:
         """Do what is to be done now and then; called by the beat's thread."""
         self.backlog.refresh()
+        self.look_for_lost_memory()
         self.report.tick()
+
+    def look_for_lost_memory(self) -> None:
+        """Where batches fail for want of memory, look at what is held while nothing runs and nothing waits: the model holds that."""
+        now = time.monotonic()
+        if self.exhaustion.suspects(now) and self.quiet():
+            held = self.device.at_rest()
+            if self.quiet():  # else what has come meanwhile may be part of it
+                self.exhaustion.judge(held, now)
+                self.log.event.info("memory_looked_at", held_bytes=held, loaded_bytes=self.memory.loaded_bytes)
+        if (reason := self.exhaustion.recycle_reason) is not None:
+            self.exhaustion.recycle_reason = None
+            self.channel.send({"t": "recycle", "reason": reason})
+
+    def quiet(self) -> bool:
+        """Whether this process holds no request, as far as it can know: one may be on its way."""
+        return self.backlog.quiet and not self.intake.busy and not self.link.busy_since
 
     def fail(self, code: Exit, stage: str, message: str, trace: str) -> NoReturn:
         """Tell the supervisor why this worker cannot work, and end."""

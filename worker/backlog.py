@@ -173,6 +173,12 @@ class Backlog:
             self._record.limits(self._batcher.lowest_limit(), self._batcher.longest_window())
 
     @property
+    def quiet(self) -> bool:
+        """Whether nothing runs and nothing waits."""
+        with self._changed:
+            return self._at_rest and not self._batcher.rows
+
+    @property
     def rows(self) -> int:
         """Samples that wait in the batcher."""
         with self._changed:

@@ -45,7 +45,7 @@ class Memory:
         self._log = log
         self._plan: MemoryPlan | None = None
         self._names: list[str] = []
-        self._loaded_bytes = 0  # at rest, when everything was loaded and warm
+        self.loaded_bytes = 0  # at rest, when everything was loaded and warm
         self._pool_bytes = 0
 
     def measure(
@@ -63,9 +63,9 @@ class Memory:
         budget = self._device.budget
         self._names = [m.spec.name for m in models]
         self._device.release()
-        self._loaded_bytes = self._device.at_rest()
+        self.loaded_bytes = self._device.at_rest()
         limit = budget.limit()
-        self._exhaustion.begin(fixed_bytes=self._loaded_bytes, budget_bytes=limit or self._device.host.total())
+        self._exhaustion.begin(fixed_bytes=self.loaded_bytes, budget_bytes=limit or self._device.host.total())
         if limit is None:
             return
         self._device.brace()
@@ -132,7 +132,7 @@ class Memory:
         budget, plan = self._device.budget, self._plan
         limit, used = budget.limit(), budget.used()
         about: dict[str, Any] = {
-            **self._device.memory(), "budget_bytes": limit, "used_bytes": used, "loaded_bytes": self._loaded_bytes,
+            **self._device.memory(), "budget_bytes": limit, "used_bytes": used, "loaded_bytes": self.loaded_bytes,
             "failures": self._exhaustion.failures,
         }  # fmt: skip
         if self._pool_bytes and plan is not None:

@@ -1,4 +1,4 @@
-"""What waits while a snapshot keeps the work loop from its next batch: it is not cut, expires in time, and runs as soon as it may."""
+"""Between two batches. What waits while a snapshot keeps the work loop from its next batch: it is not cut, expires in time, and runs as soon as it may."""
 
 from __future__ import annotations
 
@@ -110,6 +110,18 @@ def test_the_running_batch_is_waited_for_and_no_other_begins_before() -> None:
 
     assert loop.runs.acquire(timeout=SOON)
     assert loop.end() == [[1], [2]]
+
+
+def test_it_is_quiet_when_nothing_runs_and_nothing_waits() -> None:
+    loop = WorkLoop()
+    with loop.backlog.between_batches(SOON):
+        assert loop.backlog.quiet
+        loop.add(item(1))
+        assert not loop.backlog.quiet
+
+    assert loop.runs.acquire(timeout=SOON)
+    assert not loop.backlog.quiet
+    assert loop.end() == [[1]]
 
 
 def test_a_batch_that_does_not_end_is_not_waited_for_for_ever() -> None:
