@@ -60,7 +60,6 @@ class Worker:
         self.ceilings, self.exhaustion = Ceilings(threading.RLock()), Exhaustion()
         self.backlog = Backlog(Batcher(self.policies, self.ceilings), self.record)
         self.device = Device(spec.device, spec.device_id)
-        self.intake: Intake
         self.memory = Memory(self.device, self.ceilings, self.exhaustion, spec.memory, self.log)
         self.snapshots = Snapshots(
             self.describe, self.device.torch, lambda: self.backlog.between_batches(spec.batch_timeout_s),
@@ -157,7 +156,6 @@ class Worker:
         gc.collect()
         gc.freeze()
         sys.setswitchinterval(_SWITCH_S)
-        self.intake = Intake(models, self.policies, beside=record.beside)
         record.phase(Phase.IDLE)
         backlog.refresh()
         self.report.add("memory", self.memory.report)
@@ -167,7 +165,7 @@ class Worker:
         self.channel.send({"t": "loaded", "models": names, "device": self.device.describe(), "memory": self.memory.report()})
         self.beat.each_time = self.each_beat  # reports come after that
         self.log.event.info("models_loaded", models=[m["name"] for m in names])
-        link.open(self.intake, Replies(models, beside=record.beside))
+        link.open(Intake(models, self.policies, beside=record.beside), Replies(models, beside=record.beside))
         while (taken := backlog.next_batch()) is not None:
             batch, samples = taken
             try:
@@ -215,7 +213,7 @@ class Worker:
 
     def quiet(self) -> bool:
         """Whether this process holds no request, as far as it can know: one may be on its way."""
-        return self.backlog.quiet and not self.intake.busy and not self.link.busy_since
+        return not self.link.busy_since and self.backlog.quiet
 
     def fail(self, code: Exit, stage: str, message: str, trace: str) -> NoReturn:
         """Tell the supervisor why this worker cannot work, and end."""

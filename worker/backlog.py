@@ -174,9 +174,9 @@ class Backlog:
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing runs and nothing waits."""
+        """Whether nothing runs and nothing waits, here or to be prepared."""
         with self._changed:
-            return self._at_rest and not self._batcher.rows
+            return self._at_rest and not self._batcher.rows and not self._undecoded
 
     @property
     def rows(self) -> int:

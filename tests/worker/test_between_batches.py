@@ -116,6 +116,8 @@ def test_it_is_quiet_when_nothing_runs_and_nothing_waits() -> None:
     loop = WorkLoop()
     with loop.backlog.between_batches(SOON):
         assert loop.backlog.quiet
+        loop.backlog.add([], undecoded=1)
+        assert not loop.backlog.quiet
         loop.add(item(1))
         assert not loop.backlog.quiet
 
