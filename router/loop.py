@@ -12,7 +12,6 @@ import os
 import resource
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +35,7 @@ from .hoards import Hoards
 from .keyring import Keys
 from .outbox import Outbox, Sent
 from .sockets import drain, open_clients, open_workers, readable, send
+from .supervisor_line import SupervisorLine
 
 #: Bounds of what one turn takes in: some milliseconds of work.
 _TURN_MESSAGES: Final = 256
@@ -51,7 +51,6 @@ _OUTBOX_S: Final = 0.002
 #: What a dead worker sent last may still be on its way through libzmq when we hear of its death.
 _LAST_WORDS_S: Final = 0.003
 _LINGER_MS: Final = 1000
-_MAX_UNTOLD: Final = 1000
 _TELL_EVERY_S: Final = 1.0
 
 
@@ -61,11 +60,10 @@ class Router:
     def __init__(self, spec: RouterSpec, board: Board, channel: Channel, log: Log) -> None:
         self._spec = spec
         self._board = board
-        self._channel = channel
+        self._supervisor = SupervisorLine(channel)
         self._log = log
         self._core = Core(spec)
         self._outbox = Outbox()
-        self._untold: deque[dict[str, Any]] = deque(maxlen=_MAX_UNTOLD)  # messages the supervisor did not take yet
         self._loop = uvloop.new_event_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
         self._door: Door
@@ -103,9 +101,9 @@ class Router:
             loop.add_reader(fd, self._turn)
         loop.add_reader(monitor, self._on_monitor)
         self._door.watch_keys(lambda rekey, keys: loop.call_soon_threadsafe(self._on_keys, rekey, keys))
-        loop.add_reader(self._channel.fileno(), self._on_channel)
+        loop.add_reader(self._supervisor.fileno(), self._on_channel)
         self._beat()
-        self._tell({"t": "up", "bind": self._bound})
+        self._supervisor.tell({"t": "up", "bind": self._bound})
         self._log.event.info("router_up", bind=self._bound, epoch=self._spec.epoch)
         self._on_monitor()  # a first look arms the descriptor
         self._turn()
@@ -166,7 +164,7 @@ class Router:
             case SendTickets(peer, kind, tickets):
                 send(self._workers, [peer, *link.pack_tickets(kind, tickets)])  # who misses it is lost, and is told so
             case Tell(message):
-                self._tell(message)
+                self._supervisor.tell(message)
             case Event(level, name, fields):
                 getattr(self._log.event, level)(name, **fields)
             case Reply():
@@ -271,17 +269,14 @@ class Router:
         self._ask_turn()
 
     def _on_channel(self) -> None:
-        for _ in range(100):  # the rest comes with the loop's next round: this descriptor tells as long as something waits
-            try:
-                message = self._channel.receive()
-            except EOFError:
-                os._exit(Exit.PARENT_GONE)
-            if message is None:
-                break
-            try:
-                self._on_message(message)
-            except Exception as e:  # a message we cannot follow must not end the service
-                self._log.event.error("bad_supervisor_message", message=message.get("t"), exc_info=e)
+        try:
+            for message in self._supervisor.hear():
+                try:
+                    self._on_message(message)
+                except Exception as e:  # a message we cannot follow must not end the service
+                    self._log.event.error("bad_supervisor_message", message=message.get("t"), exc_info=e)
+        except EOFError:
+            os._exit(Exit.PARENT_GONE)
         self._ask_turn()
 
     def _on_message(self, m: dict[str, Any]) -> None:
@@ -308,7 +303,7 @@ class Router:
             case "undrain":
                 core.undrain()
             case "stats":
-                self._tell(
+                self._supervisor.tell(
                     {
                         "t": "stats",
                         "n": m["n"],
@@ -321,7 +316,7 @@ class Router:
             case "clear_poison":
                 cleared = core.clear_poison(m["prefix"])
                 self._log.event.info("poison_cleared", prefix=m["prefix"], cleared=cleared)
-                self._tell({"t": "answer", "n": m["n"], "cleared": cleared})
+                self._supervisor.tell({"t": "answer", "n": m["n"], "cleared": cleared})
             case "stop":
                 core.stop(now)
                 self._ask_turn()
@@ -343,11 +338,6 @@ class Router:
 
     # Life
 
-    def _tell(self, message: dict[str, Any]) -> None:
-        self._untold.append(message)
-        while self._untold and self._channel.send(self._untold[0]):
-            self._untold.popleft()
-
     def _held_bytes(self) -> int:
         return self._core.held_bytes() + self._outbox.size_bytes
 
@@ -362,8 +352,7 @@ class Router:
             level = self._board.get(Word.LOG_LEVEL)
             if level != self._log.level and level in LEVELS.values():
                 self._log.set_level(level)
-        while self._untold and self._channel.send(self._untold[0]):
-            self._untold.popleft()
+        self._supervisor.flush()
         if self._beats % _BEATS_PER_COUNT == 0:
             self._count_descriptors()
             self._door.look_around(time.monotonic())

@@ -10,7 +10,6 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, assert_never
@@ -25,9 +24,7 @@ from .card_watch import CardWatch
 from .cards.topology import cores_of, cpus_of, threads_per_worker
 from .children import Children
 from .control import ControlServer
-from .instance import is_missing
 from .kept import Kept, KeptSlot
-from .listeners import BindError
 from .memory_watch import MemoryWatch
 from .metrics import page
 from .notify import Notifier
@@ -35,6 +32,7 @@ from .pool import Pool, PoolState, open_gate
 from .probes import ProbeServer
 from .process import Child, thread_environment
 from .slot import Purpose
+from .socket_watch import SocketWatch
 from .specs import (
     allocator_environment,
     clients_from,
@@ -56,8 +54,6 @@ if TYPE_CHECKING:
     from .listeners import Listeners
 
 _PPM: Final = 1_000_000
-#: A socket that is missing for so long was removed, and is not just being made anew.
-_GONE_S: Final = 2.0
 #: What a stop may take beyond its drain and the workers' own time to end: kills, and the router's last answers.
 _KILLS_S: Final = 30.0
 
@@ -103,10 +99,9 @@ class Supervisor:
             self.pool, leak_policy_from(config), feed=self.feed, report=lambda n: self.children.reports.get(n, {}),
             card=lambda n: self.cards.view(n) if self.cards else {}, tell_router=self.children.tell_router,
         )  # fmt: skip
-        self._reopening: asyncio.Task[None] | None = None
-        self._gone_since: float | None = None
         self._verbs = Verbs(self)
         self._control = ControlServer(instance.runtime.control, self._verbs.table())
+        self._sockets = SocketWatch(instance, listeners, self._control, feed=self.feed, log=log)
         self._probes = ProbeServer(config.http.bind, self._readiness, self._metrics) if config.http.bind else None
 
     async def run(self) -> int:
@@ -213,39 +208,9 @@ class Supervisor:
         records = self.records()
         self.feed(ev.Tick(records, late_s, self._board.get(Word.ROUTER_BEAT_NS) / 1e9))
         self._memory.tick(records, now)
-        self._look_for_sockets(now)
+        self._sockets.tick(now, workers_wanted=self.pool.router.up and self.pool.stop_asked_at is None)
         # Last, so that only a tick that went all the way counts as a sign of life.
         self.notifier.tick(now, loading=not self._announced and self.pool.state == PoolState.STARTING)
-
-    def _look_for_sockets(self, now: float) -> None:
-        """Make anew what somebody removed from the runtime directory: without it nobody could join, or steer."""
-        runtime = self._instance.runtime
-        gone = {path for path in (runtime.workers, runtime.control) if is_missing(path)}
-        if not self.pool.router.up or self.pool.stop_asked_at is not None:
-            gone.discard(runtime.workers)  # a router that starts must be up to be replaced; of one that stops nothing is wanted
-        if not gone:
-            self._gone_since = None
-        elif self._gone_since is None:
-            self._gone_since = now
-        elif now > self._gone_since + _GONE_S:
-            self._gone_since = now  # once in a while, not in every tick
-            self.log.event.error("sockets_vanished", paths=[str(path) for path in gone])
-            try:
-                self._instance.restore()
-                if runtime.workers in gone:
-                    self._listeners.reopen_workers()
-            except (OSError, BindError) as e:
-                self.log.event.error("runtime_directory_lost", error=str(e))
-                return  # those who are connected still are: nothing is ended for what cannot be mended
-            if runtime.workers in gone:
-                self.feed(ev.RouterDeaf())  # it listens where nobody can come any more
-            if runtime.control in gone:
-                self._reopening = self._loop.create_task(self._reopen_control())
-
-    async def _reopen_control(self) -> None:
-        self._control.close()
-        with suppress(OSError):
-            await self._control.start()
 
     @property
     def _tick_s(self) -> float:

@@ -17,7 +17,7 @@ FOLDERS = (*PROCESSES, "supervisor/cards")
 SHELLS = {
     "supervisor": {
         "__init__", "card_watch", "children", "control", "devices", "drill", "instance", "listeners", "loop", "main", "notify", "oom", "probes",
-        "process", "state_file", "verbs",
+        "process", "socket_watch", "state_file", "verbs",
     },
     "supervisor/cards": {
         "__init__", "card_reader", "inventory", "kernel_log", "probe", "side_car", "topology", "xid_watch",

@@ -58,14 +58,14 @@ class Worker:
         self.record = Record(inherited.board, spec.slot)
         inherited.board.claim(spec.slot, spec.incarnation, os.getpid())
         self.policies = [m.batching for m in spec.models]
-        self.ceilings, self.exhaustion = Ceilings(), Exhaustion()
+        self.ceilings, self.exhaustion = Ceilings(threading.RLock()), Exhaustion()
         self.backlog = Backlog(Batcher(self.policies, self.ceilings), self.record)
         self.device = Device(spec.device, spec.device_id)
         self.memory = Memory(self.device, self.ceilings, self.exhaustion, spec.memory, self.log)
-        self.batch_runs = threading.Lock()
         self.snapshots = Snapshots(
-            self.describe, self.device.torch, self.batch_runs, inherited.channel.send, self.log, wait_s=spec.batch_timeout_s
-        )
+            self.describe, self.device.torch, lambda: self.backlog.between_batches(spec.batch_timeout_s),
+            inherited.channel.send, self.log,
+        )  # fmt: skip
         self.link = Link(
             spec, inherited.board, inherited.channel, self.record, self.backlog, self.log, self.leave, self.memory.settings,
             self.snapshots.order,
@@ -171,8 +171,7 @@ class Worker:
         while (taken := backlog.next_batch()) is not None:
             batch, samples = taken
             try:
-                with self.batch_runs:
-                    done, clean = executor.run(batch, samples)
+                done, clean = executor.run(batch, samples)
             except StickyFault as e:
                 self.log.event.error("device_poisoned", detail=str(e), batch_size=batch.rows)
                 link.finish(_FLUSH_TIMEOUT_S)
@@ -181,15 +180,12 @@ class Worker:
             record.idle()
             backlog.ran(batch, done.started_at, done.forward_s, clean=clean)
             self.device.tidy()
-            if self.exhaustion.recycle_reason is not None:
-                self.channel.send({"t": "recycle", "reason": self.exhaustion.recycle_reason})
-                self.exhaustion.recycle_reason = None
             if self.log.level <= logs.LEVELS["debug"]:
                 self.log.event.debug(
                     "batch", model=models[batch.key[0]].spec.name, bucket=batch.key[1], batch_size=batch.rows,
                     reason=str(batch.reason), forward_ms=round(done.forward_s * 1000, 3), clean=clean,
                 )  # fmt: skip
-            del taken, samples, done  # held through the next wait, they would hold a batch's tensors
+            del taken, batch, samples, done  # held through the next wait, they would hold a batch's tensors
         record.phase(Phase.STOPPING, _FLUSH_TIMEOUT_S)
         link.finish(_FLUSH_TIMEOUT_S)
         self.leave(Exit.OK)
@@ -202,7 +198,24 @@ class Worker:
     def each_beat(self) -> None:
         """Do what is to be done now and then; called by the beat's thread."""
         self.backlog.refresh()
+        self.look_for_lost_memory()
         self.report.tick()
+
+    def look_for_lost_memory(self) -> None:
+        """Where batches fail for want of memory, look at what is held while nothing runs and nothing waits: the model holds that."""
+        now = time.monotonic()
+        if self.exhaustion.suspects(now) and self.quiet():
+            held = self.device.at_rest()
+            if self.quiet():  # else what has come meanwhile may be part of it
+                self.exhaustion.judge(held, now)
+                self.log.event.info("memory_looked_at", held_bytes=held, loaded_bytes=self.memory.loaded_bytes)
+        if (reason := self.exhaustion.recycle_reason) is not None:
+            self.exhaustion.recycle_reason = None
+            self.channel.send({"t": "recycle", "reason": reason})
+
+    def quiet(self) -> bool:
+        """Whether this process holds no request, as far as it can know: one may be on its way."""
+        return not self.link.busy_since and self.backlog.quiet
 
     def fail(self, code: Exit, stage: str, message: str, trace: str) -> NoReturn:
         """Tell the supervisor why this worker cannot work, and end."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from gpupool.spec import BatchingSpec
@@ -30,7 +31,11 @@ class Backlog:
         self._batcher = batcher
         self._record = record
         self._clock = clock
-        self._changed = threading.Condition(threading.Lock())
+        lock = threading.Lock()
+        self._changed = threading.Condition(lock)
+        self._rests = threading.Condition(lock)
+        self._at_rest = False  # the work loop is in `next_batch`, and has cut none yet
+        self._held = False  # it is to cut none
         self._expired: list[Item] = []
         self._turnaround = Turnaround()
         self._running = 0
@@ -89,16 +94,19 @@ class Backlog:
     def next_batch(self) -> tuple[Batch, list[Any]] | None:
         """Wait for a batch and return it with its samples; None when closed and empty. Limits are read anew each time."""
         with self._changed:
+            self._at_rest = True
+            self._rests.notify()
             while True:
                 self._batcher.batch_share, self._batcher.window_share = self._record.set_shares()
                 now = self._clock()
                 if expired := self._batcher.expire(now):
                     self._expired += expired
                     self.tell_expired()
-                batch = self._batcher.take(now)
+                batch = None if self._held else self._batcher.take(now)
                 if self._drilled_s and (batch is not None or not self._batcher.rows):
                     break
                 if batch is not None:
+                    self._at_rest = False
                     self._running = batch.rows
                     self._record.limits(self._batcher.lowest_limit(), self._batcher.longest_window())
                     self._publish()
@@ -106,10 +114,26 @@ class Backlog:
                     return batch, [s for share in batch.shares for s in share.item.owner.samples(share.start, share.stop)]
                 if self._closed and not self._batcher.rows:
                     return None
-                deadline = self._batcher.next_deadline()
+                deadline = self._batcher.next_expiry() if self._held else self._batcher.next_deadline()
                 self._changed.wait(None if deadline is None else max(0.0, deadline - now))
         # Without the lock: a hung model leaves the link and the beat alone.
         return hang(self._record, batch.tickets if batch is not None else (), self._drilled_s)
+
+    @contextmanager
+    def between_batches(self, timeout_s: float) -> Iterator[bool]:
+        """Have no batch begin inside; True once none runs, False when one still does after `timeout_s` seconds. For one thread at a time.
+
+        What waits meanwhile is not cut: it can be cancelled, and expires in time.
+        """
+        try:
+            with self._changed:
+                self._held = True
+                at_rest = self._rests.wait_for(lambda: self._at_rest, timeout_s)
+            yield at_rest
+        finally:
+            with self._changed:
+                self._held = False
+                self._changed.notify()
 
     def ran(self, batch: Batch, started_at: float, seconds: float, *, clean: bool) -> None:
         """Note the end of a batch, for the forecasts if it went well: when it began and how long it took, in monotonic seconds."""
@@ -147,6 +171,12 @@ class Backlog:
                 self._batcher.batch_share, self._batcher.window_share = shares
                 self._changed.notify()
             self._record.limits(self._batcher.lowest_limit(), self._batcher.longest_window())
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing runs and nothing waits, here or to be prepared."""
+        with self._changed:
+            return self._at_rest and not self._batcher.rows and not self._undecoded
 
     @property
     def rows(self) -> int:

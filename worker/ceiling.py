@@ -8,12 +8,14 @@ for a passing reason; a raise that fails doubles the patience, so the search cos
 Ceilings end with their process. A new one measures anew, and what it starts with after a recycle is better than what the old one ended
 with; where no plan is possible the same knowledge costs one batch that is run again in halves.
 
-One thread writes (the work loop; at a reload the link), others read: whole objects are exchanged, never iterated while they grow.
+Two threads write, one at a time: the work loop after a batch, the link at a reload. Who reads needs no lock: whole dicts are exchanged, and
+never grow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 GroupKey = tuple[int, int]  # model, and the bucket by its upper bound: 0 means unbounded
@@ -46,10 +48,15 @@ class _Ceiling:
 
 
 class Ceilings:
-    """The ceilings of one worker. Sizes in samples."""
+    """The ceilings of one worker. Sizes in samples.
 
-    def __init__(self) -> None:
+    Args:
+        writing: entered by whoever writes, also twice: a threading.RLock where there are threads.
+    """
+
+    def __init__(self, writing: AbstractContextManager[object] | None = None) -> None:
         self._ceilings: dict[GroupKey, _Ceiling] = {}
+        self.writing = writing or nullcontext()
 
     def limit(self, key: GroupKey) -> int | None:
         """Return the ceiling; None where there is no plan and memory was never short."""
@@ -58,7 +65,7 @@ class Ceilings:
 
     def limits(self) -> dict[GroupKey, int]:
         """Return all ceilings."""
-        return {key: ceiling.limit for key, ceiling in list(self._ceilings.items())}
+        return {key: ceiling.limit for key, ceiling in self._ceilings.items()}
 
     def lowest(self) -> int | None:
         """Return the smallest ceiling of all models, where a model's is that of its roomiest bucket.
@@ -76,54 +83,59 @@ class Ceilings:
         A limit above a new plan is cut to it at once; one below it goes to `start_fraction` of it if that is more, and rises from there.
         Ceilings without a plan are probed afresh.
         """
-        renewed: dict[GroupKey, _Ceiling] = {}
-        for key, old in self._ceilings.items():
-            if not old.planned:
-                old.patience, old.clean = PATIENCE, 0
-                renewed[key] = old
-        for key, planned in ceilings.items():
-            start = max(1, int(planned * start_fraction + 1e-6))  # 0.29 x 100 is 28.999… in floats, and means 29
-            ceiling = _Ceiling(start, planned=True)
-            ceiling.trusted = planned
-            if before := self._ceilings.get(key):
-                ceiling.limit = min(planned, max(start, before.limit))
-                ceiling.good = min(before.good, planned)
-            renewed[key] = ceiling
-        self._ceilings = renewed
+        with self.writing:
+            renewed: dict[GroupKey, _Ceiling] = {}
+            for key, old in self._ceilings.items():
+                if not old.planned:
+                    old.patience, old.clean = PATIENCE, 0
+                    renewed[key] = old
+            for key, planned in ceilings.items():
+                start = max(1, int(planned * start_fraction + 1e-6))  # 0.29 x 100 is 28.999… in floats, and means 29
+                ceiling = _Ceiling(start, planned=True)
+                ceiling.trusted = planned
+                if before := self._ceilings.get(key):
+                    ceiling.limit = min(planned, max(start, before.limit))
+                    ceiling.good = min(before.good, planned)
+                renewed[key] = ceiling
+            self._ceilings = renewed
 
     def failed(self, key: GroupKey, rows: int) -> int:
         """Note that a batch of `rows` did not fit although each of its samples does; return the new ceiling."""
-        ceiling = self._ceilings.get(key) or _Ceiling(rows)
-        nearly = 0
-        if rows <= ceiling.good:  # what used to fit does not: start the search anew, and soon be back near there if it passes
-            ceiling.good, nearly = 0, rows - max(1, rows // _STEP_SHARE)
-        elif ceiling.good:
-            ceiling.patience = min(2 * ceiling.patience, _MAX_PATIENCE)
-        ceiling.limit = min(ceiling.limit, max(ceiling.good, (rows + 1) // 2))
-        ceiling.trusted = max(ceiling.limit, nearly)
-        ceiling.clean = 0
-        if key not in self._ceilings:
-            self._ceilings = {**self._ceilings, key: ceiling}
-        return ceiling.limit
+        with self.writing:
+            ceiling = self._ceilings.get(key) or _Ceiling(rows)
+            nearly = 0
+            if (
+                rows <= ceiling.good
+            ):  # what used to fit does not: start the search anew, and soon be back near there if it passes
+                ceiling.good, nearly = 0, rows - max(1, rows // _STEP_SHARE)
+            elif ceiling.good:
+                ceiling.patience = min(2 * ceiling.patience, _MAX_PATIENCE)
+            ceiling.limit = min(ceiling.limit, max(ceiling.good, (rows + 1) // 2))
+            ceiling.trusted = max(ceiling.limit, nearly)
+            ceiling.clean = 0
+            if key not in self._ceilings:
+                self._ceilings = {**self._ceilings, key: ceiling}
+            return ceiling.limit
 
     def succeeded(self, key: GroupKey, rows: int, *, most: int) -> bool:
         """Note a batch that went well; return whether the ceiling rose.
 
         At `most` (the configured batch) one without a plan is forgotten, and a planned one rises no further.
         """
-        ceiling = self._ceilings.get(key)
-        if ceiling is None:
-            return False
-        ceiling.good = max(ceiling.good, rows)
-        if rows < min(ceiling.limit, most):
-            return False
-        if ceiling.planned and ceiling.limit >= most:
-            return False
-        ceiling.clean += 1
-        if ceiling.clean < ceiling.enough:
-            return False
-        ceiling.clean = 0
-        ceiling.limit += ceiling.rise()
-        if ceiling.limit > most and not ceiling.planned:
-            self._ceilings = {k: c for k, c in self._ceilings.items() if k != key}
-        return True
+        with self.writing:
+            ceiling = self._ceilings.get(key)
+            if ceiling is None:
+                return False
+            ceiling.good = max(ceiling.good, rows)
+            if rows < min(ceiling.limit, most):
+                return False
+            if ceiling.planned and ceiling.limit >= most:
+                return False
+            ceiling.clean += 1
+            if ceiling.clean < ceiling.enough:
+                return False
+            ceiling.clean = 0
+            ceiling.limit += ceiling.rise()
+            if ceiling.limit > most and not ceiling.planned:
+                self._ceilings = {k: c for k, c in self._ceilings.items() if k != key}
+            return True

@@ -210,7 +210,10 @@ class Executor:
                     self._ceilings.succeeded(batch.key, stop - start, most=self._policies[batch.key[0]].max_batch)
         if too_large:
             self._learn(model, batch, too_large, outputs)
-            self._exhaustion.failed(len(too_large), self._device.at_rest(), self._clock())
+            now = self._clock()
+            self._exhaustion.failed(len(too_large), now)
+            if self._exhaustion.overdue(now):
+                self._exhaustion.judge(self._device.at_rest(), now)
         for (code, error, where, words), count in failed.items():
             # By class and place: an exception's own words may quote the client's data and go to the client only.
             self._log.event.warning(

@@ -1,7 +1,8 @@
 """When memory has got lost, so that only a new process helps: batches fail again and again, and more is held at rest than after loading.
 
 Failures alone prove nothing: they come from samples that are too large, which a new process would find as large, and whoever sends them
-must not be able to have workers replaced. What is held although nothing runs - a leak, a heap or cache in splinters - a new one has not.
+must not be able to have workers replaced. What is held although nothing runs and nothing waits - a leak, a heap or cache in splinters - a
+new one has not. A worker that is never without work cannot be looked at so: then what is held between two batches must do.
 """
 
 from __future__ import annotations
@@ -9,37 +10,71 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-#: So many failures within so long a time, each with more held at rest than this share of the budget above what it was after loading.
+#: So many failures within so long a time make suspicious; a suspicion that could not be looked into for as long is judged all the same.
 FAILURES: Final = 3
 WINDOW_S: Final = 300.0
+#: The share of the budget that more must be held at rest than after loading.
 GROWN: Final = 0.1
+#: Looks in a row that must find so much: what happens to be on its way into this process counts too, and is gone by the next.
+LOOKS: Final = 3
 #: The supervisor may have reasons to let a worker go on for now: it is asked again.
-ASK_AGAIN_S: Final = 10.0
+LOOK_AGAIN_S: Final = 10.0
 
 
 class Exhaustion:
-    """Counts failures for want of memory. Instants in monotonic seconds, sizes in bytes."""
+    """Counts failures for want of memory. Instants in monotonic seconds, sizes in bytes.
+
+    `failed` is for the work loop; the other thread that judges does so only while that is idle.
+    """
 
     def __init__(self) -> None:
         self.failures = 0  # runs of forward that failed so
         self.recycle_reason: str | None = None  # for the supervisor; whoever tells it takes it away
         self._fixed = 0
         self._budget = 0
-        self._with_growth: deque[float] = deque(maxlen=FAILURES)
-        self._asked_at: float | None = None
+        self._recent: deque[float] = deque(maxlen=FAILURES)
+        self._suspected_at: float | None = None
+        self._grown_looks = 0
+        self._judged_at: float | None = None
 
     def begin(self, *, fixed_bytes: int, budget_bytes: int) -> None:
         """Take note of what is held at rest after loading, and of what there is in all."""
         self._fixed, self._budget = fixed_bytes, budget_bytes
 
-    def failed(self, runs: int, at_rest_bytes: int, now: float) -> None:
-        """Note a batch of which `runs` runs failed; `at_rest_bytes` is held now that it is cleaned up."""
+    def failed(self, runs: int, now: float) -> None:
+        """Note a batch of which `runs` runs failed."""
         self.failures += runs
+        self._recent.append(now)
+        if not self._budget or len(self._recent) < FAILURES or now - self._recent[0] > WINDOW_S:
+            self._suspected_at = None
+        elif self._suspected_at is None:
+            self._suspected_at = now
+
+    def suspects(self, now: float) -> bool:
+        """Whether to look at what is held, as soon as nothing runs and nothing waits."""
+        return self._suspected_at is not None and (self._judged_at is None or now - self._judged_at >= LOOK_AGAIN_S)
+
+    def overdue(self, now: float) -> bool:
+        """Whether to look although something waits: for too long there was no better moment."""
+        since = self._suspected_at
+        return since is not None and now - max(since, self._judged_at or since) >= WINDOW_S
+
+    def judge(self, at_rest_bytes: int, now: float) -> None:
+        """Take one look; when LOOKS in a row have found more held than a new process would hold, ask for one.
+
+        One that has not clears the suspicion: the samples were to blame, and the count begins anew.
+        """
         grown = at_rest_bytes - self._fixed
-        if not self._budget or grown <= GROWN * self._budget:
-            return
-        self._with_growth.append(now)
-        often = len(self._with_growth) == FAILURES and now - self._with_growth[0] <= WINDOW_S
-        if often and (self._asked_at is None or now - self._asked_at >= ASK_AGAIN_S):
-            self._asked_at = now
-            self.recycle_reason = f"out of memory {FAILURES} times in {now - self._with_growth[0]:.0f} s, {grown >> 20} MiB more held than after loading"
+        if grown <= GROWN * self._budget:
+            self._suspected_at = None
+            self._recent.clear()
+        else:
+            self._grown_looks += 1
+            if self._grown_looks < LOOKS:
+                return
+            span_s = self._recent[-1] - self._recent[0]
+            self.recycle_reason = (
+                f"out of memory {FAILURES} times in {span_s:.0f} s, {grown >> 20} MiB more held than after loading"
+            )
+        self._grown_looks = 0
+        self._judged_at = now

@@ -45,7 +45,7 @@ class Memory:
         self._log = log
         self._plan: MemoryPlan | None = None
         self._names: list[str] = []
-        self._loaded_bytes = 0  # at rest, when everything was loaded and warm
+        self.loaded_bytes = 0  # at rest, when everything was loaded and warm
         self._pool_bytes = 0
 
     def measure(
@@ -63,9 +63,9 @@ class Memory:
         budget = self._device.budget
         self._names = [m.spec.name for m in models]
         self._device.release()
-        self._loaded_bytes = self._device.at_rest()
+        self.loaded_bytes = self._device.at_rest()
         limit = budget.limit()
-        self._exhaustion.begin(fixed_bytes=self._loaded_bytes, budget_bytes=limit or self._device.host.total())
+        self._exhaustion.begin(fixed_bytes=self.loaded_bytes, budget_bytes=limit or self._device.host.total())
         if limit is None:
             return
         self._device.brace()
@@ -102,13 +102,14 @@ class Memory:
             self._put_into_force("reloaded")
 
     def _put_into_force(self, why: str) -> None:
-        limit = self._device.budget.limit()
-        ceilings = self._plan.ceilings(limit) if self._plan is not None and limit is not None else {}
-        self._ceilings.plan(ceilings, self._spec.start_fraction)
-        if self._plan is not None:
-            self._log.event.info(
-                "memory_planned", why=why, budget_bytes=limit, fixed_bytes=self._plan.fixed_bytes, groups=self._told(limit)
-            )
+        with self._ceilings.writing:  # a reload may come while models are measured: the newer budget's plan stays
+            limit, plan = self._device.budget.limit(), self._plan
+            ceilings = plan.ceilings(limit) if plan is not None and limit is not None else {}
+            self._ceilings.plan(ceilings, self._spec.start_fraction)
+            if plan is not None:
+                self._log.event.info(
+                    "memory_planned", why=why, budget_bytes=limit, fixed_bytes=plan.fixed_bytes, groups=self._told(limit)
+                )
 
     def _reserve(self, models: Sequence[Model], limit: int) -> None:
         card = self._device.card
@@ -131,7 +132,7 @@ class Memory:
         budget, plan = self._device.budget, self._plan
         limit, used = budget.limit(), budget.used()
         about: dict[str, Any] = {
-            **self._device.memory(), "budget_bytes": limit, "used_bytes": used, "loaded_bytes": self._loaded_bytes,
+            **self._device.memory(), "budget_bytes": limit, "used_bytes": used, "loaded_bytes": self.loaded_bytes,
             "failures": self._exhaustion.failures,
         }  # fmt: skip
         if self._pool_bytes and plan is not None:

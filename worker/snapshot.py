@@ -1,20 +1,22 @@
 """A memory snapshot on demand: trace allocations for a while, then write down what was allocated since and is still held.
 
 Tracing costs (tracemalloc: Python code that allocates runs at about half its speed), so it begins with the order and ends with the file;
-otherwise nothing is on. What is written down is taken between two batches, when nothing of a batch is alive. On a card torch's allocator
-history goes into a second file beside the first, for https://pytorch.org/memory_viz.
+otherwise nothing is on. What is written down is taken between two batches, when nothing of a batch is alive, and no batch is cut while it is
+taken. On a card torch's allocator history goes into a second file beside the first, for https://pytorch.org/memory_viz.
 """
 
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from gpupool.logs import Log
 
@@ -31,8 +33,7 @@ class Snapshots:
     Args:
         about: what else to write down, plain values.
         card: torch, where the device is a card; else None. Asked when it is needed: a model imports it late.
-        between_batches: held by the work loop while a batch runs.
-        wait_s: how long to wait for the end of a batch; then the snapshot is taken under way, and says so.
+        between_batches: no batch begins inside; False when one still runs, and the snapshot is taken under way, and says so.
         answer: takes the answer to the order.
     """
 
@@ -40,18 +41,15 @@ class Snapshots:
         self,
         about: Callable[[], dict[str, Any]],
         card: Callable[[], Any],
-        between_batches: threading.Lock,
+        between_batches: Callable[[], AbstractContextManager[bool]],
         answer: Callable[[dict[str, Any]], object],
         log: Log,
-        *,
-        wait_s: float,
     ) -> None:
         self._about = about
         self._card = card
         self._between_batches = between_batches
         self._answer = answer
         self._log = log
-        self._wait_s = wait_s
         self._busy = threading.Lock()
 
     def order(self, number: int, path: str, seconds: float) -> None:
@@ -87,17 +85,11 @@ class Snapshots:
             if memory is not None:
                 memory._record_memory_history(max_entries=_CARD_ENTRIES)  # noqa: SLF001 - torch has no other name for it
             time.sleep(seconds)
-            at_rest = self._between_batches.acquire(timeout=self._wait_s)
-            try:
+            # Requests wait meanwhile: only what must be of one moment is taken here, and written down after.
+            with self._between_batches() as at_rest:
                 snapshot = tracemalloc.take_snapshot()
                 traced, peak = tracemalloc.get_traced_memory()
-                files = [str(path)]
-                if memory is not None:
-                    files.append(f"{path}.pickle")
-                    memory._dump_snapshot(files[1])  # noqa: SLF001
-            finally:
-                if at_rest:
-                    self._between_batches.release()
+                history = None if memory is None else memory._snapshot()  # noqa: SLF001
         finally:
             if ours:
                 tracemalloc.stop()
@@ -119,7 +111,22 @@ class Snapshots:
                 for s in lines[:LINES]
             ],
         }
-        new = path.with_name(f"{path.name}.new")
-        new.write_text(json.dumps(document, indent=1) + "\n")
-        new.replace(path)
+        files = [str(path)]
+        if history is not None:
+            files.append(f"{path}.pickle")
+            with _replacing(Path(files[1])) as file:
+                pickle.dump(
+                    history, file
+                )  # as torch's own _dump_snapshot does; into the file piece by piece, so that others get their turns
+        with _replacing(path) as file:
+            file.write(json.dumps(document, indent=1).encode() + b"\n")
         return {"files": files, "allocated_and_held_bytes": traced, "places": len(lines), "between_batches": at_rest}
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """Write a file that takes its name when it is complete."""
+    new = path.with_name(f"{path.name}.new")
+    with new.open("wb") as file:
+        yield file
+    new.replace(path)

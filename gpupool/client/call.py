@@ -77,6 +77,11 @@ class Call:
         """Whether the pool may be working on it."""
         return any(attempt.sent for attempt in self.attempts)
 
+    @property
+    def next_look(self) -> float:
+        """When something about it is due: its end, its retry or its hedge."""
+        return min(at for at in (self.deadline, self.not_before, self.hedge_at) if at is not None)
+
     @classmethod
     def failed(cls, error: GpuPoolError) -> Call:
         """Make the call of a request that could not even be sent."""

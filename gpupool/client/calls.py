@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
+from gpupool.client.alarms import Alarms
 from gpupool.client.budget import Budgets
 from gpupool.client.call import Attempt, Call, check_hedge_after
 from gpupool.client.reply import Reply, read_reply
@@ -65,8 +66,7 @@ class Calls:
         self._attempts: dict[str, Attempt] = {}  # without an answer, by their ids
         self._given_up: dict[str, None] = {}  # in the order in which they were given up
         self._outgoing: deque[Attempt | str] = deque()  # attempts to send, and ids to cancel
-        # Lower bound of the next moment at which `expire` has work. Calls that end early leave it too low, which costs one look.
-        self._due = math.inf
+        self._alarms = Alarms()  # of each open call: when `expire` has to look at it
 
     def infer(
         self,
@@ -126,7 +126,7 @@ class Calls:
         call = Call(f"{self._prefix}-{self._last}", header, frames, timeout, now + timeout, retries, repeatable)
         self.open[call.id] = call
         self._queue(Attempt(call.id, call))
-        self._due = min(self._due, call.deadline)
+        self._alarms.set(call.id, call.deadline)
         self._budgets.retries.deposit()
         return call
 
@@ -153,7 +153,7 @@ class Calls:
         head.sent = True
         if head.call.hedge_after is not None:
             head.call.hedge_at = now + head.call.hedge_after
-            self._due = min(self._due, head.call.hedge_at)
+            self._alarms.set(head.call.id, head.call.next_look)
 
     def receive(self, message: Sequence[bytes], now: float) -> Call | None:
         """Take a message from the pool; the call that it ended, if it did end one."""
@@ -207,11 +207,8 @@ class Calls:
 
     def expire(self, now: float) -> list[Call]:
         """End the calls whose time is over; queue those that have waited for their retry, and hedges."""
-        if now < self._due:
-            return []
         ended = []
-        self._due = math.inf
-        for call in list(self.open.values()):
+        for call in [self.open[call_id] for call_id in self._alarms.due(now)]:
             if call.deadline <= now:
                 where = "no reply" if call.sent or call.failures else self._no_connection()
                 ended.append(self._end(call, DeadlineExceeded(f"{where} within {call.timeout:g} s")))
@@ -221,7 +218,7 @@ class Calls:
                 self._queue(Attempt(call.id, call))
             if call.hedge_at is not None and call.hedge_at <= now:
                 self._hedge(call, now)
-            self._due = min(self._due, call.deadline, *(at for at in (call.not_before, call.hedge_at) if at is not None))
+            self._alarms.set(call.id, call.next_look)
         return ended
 
     def _no_connection(self) -> str:
@@ -230,7 +227,7 @@ class Calls:
 
     def due(self) -> float:
         """When `expire` should be called next, at the latest; infinite when nothing is open."""
-        return self._due if self.open else math.inf
+        return self._alarms.next()
 
     def abandon(self, call: Call) -> None:
         """Give a call up; the pool is told with the next messages."""
@@ -279,12 +276,13 @@ class Calls:
         call.failures += 1
         call.not_before = now + wait
         call.hedge_at = None
-        self._due = min(self._due, call.not_before)
+        self._alarms.set(call.id, call.next_look)
         return True
 
     def _end(self, call: Call, outcome: Reply | GpuPoolError) -> Call:
         call.outcome = outcome
         del self.open[call.id]
+        self._alarms.remove(call.id)
         for attempt in call.attempts:
             del self._attempts[attempt.id]
             if attempt.sent:  # first in the queue: it makes room in the pool

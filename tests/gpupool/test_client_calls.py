@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import msgpack
@@ -498,3 +499,31 @@ def test_every_call_ends_exactly_once_or_is_open_and_due(steps: list[tuple[str, 
     assert calls.strays == 0
     ended += calls.expire(now + 100)
     assert not calls.open
+
+
+class Watched(dict[str, Call]):
+    """Open calls that may not be gone through."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("all open calls were looked at")
+
+    keys = values = items = __iter__  # type: ignore[assignment]
+
+
+def test_only_those_whose_time_has_come_are_looked_at(calls: Calls) -> None:
+    late = calls.infer(1, 0.0, timeout=1.0)
+    hedged = calls.infer(1, 0.0, timeout=9.0, hedge_after=2.0)
+    again = calls.infer(1, 0.0, timeout=9.0)
+    for _ in range(100):
+        calls.infer(1, 0.0, timeout=10.0)
+    send_all(calls)
+    calls.receive(answer(again, "overloaded", retry_after_ms=3000), 0.0)
+    calls.open = Watched(calls.open)
+
+    assert calls.expire(1.0) == [late]
+    assert calls.expire(2.0) == []
+    assert [h["id"] for h in send_all(calls, 2.0)] == [late.id, f"{hedged.id}h"]
+    assert calls.expire(4.0) == []
+    assert [h["id"] for h in send_all(calls, 4.0)] == [again.id]
+    assert calls.expire(9.0) == [hedged, again]
+    assert calls.due() == 10.0

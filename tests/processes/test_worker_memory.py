@@ -88,6 +88,25 @@ def test_a_worker_that_has_lost_its_memory_is_recycled_and_its_count_of_failures
     assert not pool.records("worker_exited")  # which tells of deaths
 
 
+def test_requests_that_wait_are_no_memory_lost(make_pool: MakePool) -> None:
+    """Whoever sends samples that are too large, and large on the wire besides, has no worker replaced."""
+    pytest.importorskip("numpy")
+    config = limited(600, "max_batch = 1\nmin_batch = 1").replace("stable_after_s = 5.0", "stable_after_s = 0.5")
+    pool = make_pool(HUNGRY, workers=1, options="warm = []", config=config).start()
+    with pool.client() as client:
+        for _ in range(8):
+            client.send({"length": 1 << 20, "pad": bytes(30 * MIB)}, timeout_ms=60_000)
+        codes = Counter(header["code"] for header, _ in client.collect(8, within=60.0).values())
+    for _ in until(30.0):
+        if pool.records("memory_looked_at") or pool.records("worker_recycled"):
+            break
+
+    assert codes == {"out_of_memory": 8}
+    assert pool.worker(0)["incarnation"] == 1
+    assert not pool.records("worker_recycled")
+    assert pool.records("memory_looked_at")
+
+
 def test_a_snapshot_names_what_is_kept_and_the_service_goes_on(make_pool: MakePool) -> None:
     pytest.importorskip("numpy")
     pool = make_pool(HUNGRY, workers=1, options=f"keep = {MIB}").start()

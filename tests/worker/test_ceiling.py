@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections import UserDict
+from collections.abc import Callable, ItemsView
+
 from gpupool.worker.ceiling import PATIENCE, STEP_AFTER, Ceilings
 
 KEY = (0, 0)
@@ -159,3 +163,66 @@ def test_the_lowest_ceiling_is_that_of_the_poorest_models_roomiest_bucket() -> N
     ceilings.plan({(0, 16): 64, (0, 256): 4, (1, 0): 48}, 1.0)
 
     assert ceilings.lowest() == 48
+
+
+def meanwhile(act: Callable[[], object]) -> threading.Thread:
+    """Let another thread act now, as far as it can: it is waited for, but not for ever, since it may have to wait for us."""
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join(0.5)
+    return thread
+
+
+class ReadMeanwhile(UserDict[tuple[int, int], int]):
+    """A new plan during whose reading another thread acts."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__({(1, 0): 50})
+        self._act = act
+
+    def items(self) -> ItemsView[tuple[int, int], int]:
+        self.thread = meanwhile(self._act)
+        return super().items()
+
+
+class ComparedMeanwhile(int):
+    """A batch's size during whose comparison another thread acts."""
+
+    act: Callable[[], object]
+
+    def __le__(self, other: int) -> bool:
+        self.thread = meanwhile(self.act)
+        return int(self) <= other
+
+
+def test_what_a_batch_teaches_while_a_new_plan_is_put_into_force_is_kept() -> None:
+    ceilings = Ceilings(threading.RLock())
+    plan = ReadMeanwhile(lambda: ceilings.failed(KEY, 8))
+
+    ceilings.plan(plan, 1.0)
+    plan.thread.join()
+
+    assert ceilings.limits() == {KEY: 4, (1, 0): 50}
+
+
+def test_what_a_batch_makes_forgotten_while_a_new_plan_is_put_into_force_stays_forgotten() -> None:
+    ceilings = Ceilings(threading.RLock())
+    ceilings.failed(KEY, 8)
+    plan = ReadMeanwhile(lambda: succeed(ceilings, 4, PATIENCE, most=4))
+
+    ceilings.plan(plan, 1.0)
+    plan.thread.join()
+
+    assert ceilings.limits() == {(1, 0): 50}
+
+
+def test_a_plan_that_comes_while_a_batch_teaches_goes_on_from_what_was_taught() -> None:
+    ceilings = Ceilings(threading.RLock())
+    ceilings.plan({KEY: 20}, 1.0)
+    rows = ComparedMeanwhile(20)
+    rows.act = lambda: ceilings.plan({KEY: 30}, 0.1)
+
+    assert ceilings.failed(KEY, rows) == 10
+    rows.thread.join()
+
+    assert ceilings.limits() == {KEY: 10}

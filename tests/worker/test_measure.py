@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -48,7 +49,7 @@ class Bench:
         self.device = Device("cuda:0", "GPU-0")
         self.device.prepare(self.spec)
         self.torch.take(WEIGHTS)
-        self.ceilings, self.exhaustion, self.log = Ceilings(), Exhaustion(), Lines()
+        self.ceilings, self.exhaustion, self.log = Ceilings(threading.RLock()), Exhaustion(), Lines()
         self.memory = Memory(self.device, self.ceilings, self.exhaustion, self.spec, cast("Log", self.log))
         self.batches: list[int] = []
 
@@ -155,3 +156,28 @@ def test_without_a_budget_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> Non
 
     assert memory.report()["budget_bytes"] is None
     assert "plan" not in memory.report()
+
+
+def test_a_reload_while_the_plan_is_put_into_force_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+    bench.torch.free -= 400 * MIB
+    put_into_force = bench.ceilings.plan
+
+    def reload() -> None:
+        bench.torch.free += 400 * MIB  # the budget that the reload brings
+        bench.memory.settings(MemorySpec(limit_fraction=1.0, start_fraction=1.0))
+
+    reloading = threading.Thread(target=reload)
+
+    def plan(ceilings: Any, start_fraction: float) -> None:
+        if reloading.ident is None:
+            reloading.start()
+            reloading.join(0.5)  # as far as it can: it may have to wait for us
+        put_into_force(ceilings, start_fraction)
+
+    monkeypatch.setattr(bench.ceilings, "plan", plan)
+    bench.measure(40, most=64)
+    reloading.join()
+
+    assert bench.log.of("memory_planned")[-1]["why"] == "reloaded"
+    assert bench.ceilings.limits() == {(0, 0): bench.log.of("memory_planned")[-1]["groups"][0]["ceiling"]}

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import pickle
 import queue
 import threading
 import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
 
 from gpupool.logs import Log
 from gpupool.worker.snapshot import Snapshots
@@ -18,11 +23,23 @@ from support.pretended_torch import PretendedTorch
 class Bench:
     def __init__(self, card: Any = None, wait_s: float = 20.0) -> None:
         self.answers: queue.Queue[dict[str, Any]] = queue.Queue()
-        self.batch_runs = threading.Lock()
+        self.batch_runs, self.held = threading.Lock(), False
+        self.wait_s = wait_s
         log = SimpleNamespace(event=SimpleNamespace(info=lambda *_, **__: None, error=lambda *_, **__: None))
         self.snapshots = Snapshots(
-            lambda: {"worker": 3}, lambda: card, self.batch_runs, self.answers.put, cast("Log", log), wait_s=wait_s
+            lambda: {"worker": 3}, lambda: card, self.between_batches, self.answers.put, cast("Log", log)
         )
+
+    @contextmanager
+    def between_batches(self) -> Iterator[bool]:
+        self.held = True
+        at_rest = self.batch_runs.acquire(timeout=self.wait_s)
+        try:
+            yield at_rest
+        finally:
+            self.held = False
+            if at_rest:
+                self.batch_runs.release()
 
     def take(self, path: Path, seconds: float = 0.0) -> dict[str, Any]:
         self.snapshots.order(7, str(path), seconds)
@@ -78,5 +95,19 @@ def test_on_a_card_the_allocators_history_is_written_beside_it(tmp_path: Path) -
     answer = Bench(torch).take(tmp_path / "s.json")
 
     assert answer["files"] == [str(tmp_path / "s.json"), str(tmp_path / "s.json.pickle")]
-    assert torch.memory.dumped == [str(tmp_path / "s.json.pickle")]
+    assert pickle.loads((tmp_path / "s.json.pickle").read_bytes()) == torch.memory.history
     assert not torch.memory.recording
+
+
+def test_batches_wait_for_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(PretendedTorch(total=1, free=1))
+    opened, open_ = [], Path.open
+
+    def note(path: Path, *args: Any, **kwargs: Any) -> Any:
+        opened.append((path.name, bench.held))
+        return open_(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", note)
+    bench.take(tmp_path / "s.json")
+
+    assert sorted(opened) == [("s.json.new", False), ("s.json.pickle.new", False)]
