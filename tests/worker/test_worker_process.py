@@ -486,7 +486,7 @@ def test_a_preprocess_that_never_ends_costs_the_process(stage: Stage) -> None:
     stage.send(1)
 
     assert stage.wait() == Exit.REPLACE_ME
-    assert "link_stuck" in stage.errors()
+    assert "thread_stuck" in stage.errors()
     assert "in preprocess" in stage.errors()  # the dump names the place
 
 
