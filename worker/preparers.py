@@ -110,15 +110,11 @@ class Preparers:
         with self._lock:
             return {f"prepare-{lane}": rows.row_began for lane, rows in self._at_work.items() if rows.row_began}
 
-    def step(self, number: int, lane: int) -> bool:
-        """Preprocess a few rows of a model; False when there is nothing to do."""
-        with self._lock:
-            rows = self._core.take(number, self._clock())
-            if rows is None:
-                return False
-            self._at_work[lane] = rows
-            if self._core.waits(number):
-                self._arrived[number].notify()
+    def step(self, number: int, lane: int, *, wait: bool = False) -> bool:
+        """Preprocess the next few rows of a model; False when there is nothing to do, unless told to wait for it."""
+        rows = self._take(number, lane, wait=wait)
+        if rows is None:
+            return False
         self._beside(rows.request.ticket, lane)
         rows.work(self._models[number], self._clock, self._relieve)
         self._beside(0, lane)
@@ -130,13 +126,21 @@ class Preparers:
             self._wake()
         return True
 
+    def _take(self, number: int, lane: int, *, wait: bool) -> Rows | None:
+        with self._lock:
+            while (rows := self._core.take(number, self._clock())) is None:
+                if not wait:
+                    return None
+                self._arrived[number].wait()
+            self._at_work[lane] = rows
+            if self._core.waits(number):
+                self._arrived[number].notify()
+            return rows
+
     def _run(self, number: int, lane: int) -> None:
         try:
             while True:
-                with self._arrived[number]:
-                    while not self._core.waits(number):
-                        self._arrived[number].wait()
-                self.step(number, lane)
+                self.step(number, lane, wait=True)
         except BaseException as e:  # a sticky fault, or a bug of ours; the lane goes on naming the request
             self._broken = e
             self._wake()
