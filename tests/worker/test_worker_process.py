@@ -98,6 +98,7 @@ class Waits:
         if isinstance(sample, dict):
             open(sample["for"] + ".begun", "w").close()
             while not os.path.exists(sample["for"]): time.sleep(0.002)
+        if sample == "sticky": raise RuntimeError("CUDA error: device-side assert triggered")
         return sample
     def forward(self, batch):
         return batch
@@ -575,6 +576,15 @@ def test_what_a_preprocess_has_from_the_router_before_is_dropped(stage: Stage) -
     (stage.folder / "go").touch()
     assert [value(r) for r in stage.ask(1, 2)] == [1, 2]
     assert set(stage.results) == {2, 3}
+
+
+def test_a_device_that_breaks_in_a_preprocess_ends_the_worker_with_its_request_named(stage: Stage) -> None:
+    stage.join("Waits", preprocess_threads=2)
+    tickets = stage.send("sticky")
+
+    assert stage.wait() == Exit.REPLACE_ME
+    assert stage.board.running(1) == tickets
+    assert stage.log()[-1]["event"] == "device_poisoned"
 
 
 def test_one_of_several_preprocesses_that_never_ends_costs_the_process(stage: Stage) -> None:
