@@ -5,8 +5,8 @@ shrinking so that no access can end in SIGBUS. Every word has one writer and is 
 `memoryview.cast("Q")`; `struct.pack_into` clears its target first, and readers saw zeros in a fifth of all reads. Only a
 single word is consistent, so what must be read together shares one (see `pack_queue`).
 
-Layout, in 64-bit words: a header of HEADER_WORDS, then per slot SLOT_WORDS words of state and TICKET_WORDS words that name the
-requests of the running batch. Readers treat an impossible value as unknown, never as empty.
+Layout, in 64-bit words: a header of HEADER_WORDS, then per slot SLOT_WORDS words of state, TICKET_WORDS words that name the requests of the
+running batch, and LANE_WORDS words that name what the model's code has beside it, one for each thread. Readers treat an impossible value as unknown, never as empty.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from enum import IntEnum
 from typing import Final
 
 MAGIC: Final = 0x47505550_4F4F4C31  # "GPUPOOL1"
-LAYOUT: Final = 1
+LAYOUT: Final = 2
 HEADER_WORDS: Final = 512
 SLOT_WORDS: Final = 32
 #: Requests of one running batch that can be named. A larger batch is marked OVERFLOW: then all that the worker held is suspect.
 TICKET_WORDS: Final = 256
 TICKETS_OVERFLOW: Final = TICKET_WORDS + 1
-_STRIDE: Final = SLOT_WORDS + TICKET_WORDS
+#: Threads beside the batch's: lane 0 is the link's, each thread that preprocesses has one of the others.
+LANE_WORDS: Final = 128
+_STRIDE: Final = SLOT_WORDS + TICKET_WORDS + LANE_WORDS
 MAX_SLOTS: Final = 256
 ENV_FD: Final = "GPUPOOL_BOARD_FD"
 
@@ -63,7 +65,6 @@ class SlotWord(IntEnum):
     ROUTER_EPOCH = 14  # [worker] the router it is registered with
     MEMORY_BYTES = 15  # [worker] resident memory of the process
     WINDOW_NS = 16  # [worker] in force now
-    SIDE_TICKET = 17  # [worker] the request that the model's code has beside the batch: its pre- or postprocessing; 0 none
     SET_BATCH_PPM = 24  # [supervisor] share of the batch limit, in millionths; 0: all of it
     SET_WINDOW_PPM = 25  # [supervisor] share of the configured window, in millionths; 0: all of it
 
@@ -201,6 +202,8 @@ class Board:
         self._words[at + SlotWord.INCARNATION] = 0
         for word in range(1, SlotWord.SET_BATCH_PPM):
             self._words[at + word] = 0
+        for lane in range(LANE_WORDS):
+            self._words[at + SLOT_WORDS + TICKET_WORDS + lane] = 0
         self._words[at + SlotWord.PID] = pid
         self._words[at + SlotWord.INCARNATION] = incarnation
 
@@ -215,17 +218,22 @@ class Board:
             self._words[first : first + len(tickets)] = memoryview(array("Q", tickets))
         self._words[at + SlotWord.RUNNING_TICKETS] = len(tickets)
 
+    def set_beside(self, slot: int, lane: int, ticket: int) -> None:
+        """Name the request whose pre- or postprocessing a thread of the worker is at; 0 when that is over."""
+        if not 0 <= lane < LANE_WORDS:
+            raise IndexError(f"lane {lane} of {LANE_WORDS}")
+        self._words[self._at(slot) + SLOT_WORDS + TICKET_WORDS + lane] = ticket
+
     def running(self, slot: int) -> list[int] | None:
-        """Return the tickets of what the model's code had in a (dead) worker; None when they cannot be told: suspect all."""
+        """Return the tickets, each once, of what the model's code had in a (dead) worker; None when they cannot be told: suspect all."""
         at = self._at(slot)
         count = self._words[at + SlotWord.RUNNING_TICKETS]
         if count > TICKET_WORDS:
             return None
         first = at + SLOT_WORDS
         tickets = self._words[first : first + count].tolist()
-        if side := self._words[at + SlotWord.SIDE_TICKET]:
-            tickets.append(side)
-        return tickets
+        lanes = self._words[first + TICKET_WORDS : first + TICKET_WORDS + LANE_WORDS].tolist()
+        return list(dict.fromkeys([*tickets, *(ticket for ticket in lanes if ticket)]))
 
     def _at(self, slot: int) -> int:
         if not 0 <= slot < self.slots:

@@ -253,7 +253,13 @@ def _model_spec(folder: Path, model: Model, batching: BatchingSpec, path: str) -
     if not model.path:
         if problem := handler_problem(model.handler, [str(folder)]):
             return [ConfigError(f"{path}.handler", *problem)]
-        return ModelSpec(model.name, handler=model.handler, options=model.options, batching=batching)
+        return ModelSpec(
+            model.name,
+            handler=model.handler,
+            options=model.options,
+            batching=batching,
+            preprocess_threads=model.preprocess_threads,
+        )
     try:
         manifest = read_manifest(Path(model.path))
     except ConfigErrors as e:
@@ -276,4 +282,5 @@ def _model_spec(folder: Path, model: Model, batching: BatchingSpec, path: str) -
         directory=model.path,
         options=manifest.options | model.options,
         batching=batching,
+        preprocess_threads=model.preprocess_threads,
     )

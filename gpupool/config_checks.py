@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgpack
 
-from gpupool.board import MAX_SLOTS
+from gpupool.board import LANE_WORDS, MAX_SLOTS
 from gpupool.config_errors import ConfigError, shown
 from gpupool.config_forms import LEAK_LOOKS, is_loopback, worker_count
 from gpupool.config_schema import Batching, Document, Model, Table
@@ -23,6 +23,8 @@ from gpupool.keys import is_key
 MAX_OPTIONS_BYTES: Final = 64 * 1024
 #: Below this no worker comes up, and how it fails is not always plain.
 MIN_CPU_LIMIT_BYTES: Final = 128 << 20
+#: Of all models together: each has its word on the board, beside the link's.
+MAX_PREPROCESS_THREADS: Final = LANE_WORDS - 1
 #: Key, and the key that its default must not exceed.
 _FOLLOWERS: Final = {"min_batch": "max_batch", "idle_window_ms": "window_ms", "max_message_bytes": "max_pending_bytes"}
 
@@ -181,6 +183,10 @@ def _models(document: Document) -> Iterator[Finding]:
         if names[model.name] > 1:
             yield _finding(f"{path}.name", "a name that no other model has", model.name)
             names[model.name] = 0
+    threads = {f"model[{i}].preprocess_threads": model.preprocess_threads for i, model in enumerate(document.model)}
+    if (total := sum(threads.values())) > MAX_PREPROCESS_THREADS:
+        path = max(threads, key=lambda each: threads[each])
+        yield _finding(path, f"at most {MAX_PREPROCESS_THREADS} threads in all models together", total, *threads)
     yield from options_findings({f"model[{i}].options": model.options for i, model in enumerate(document.model)})
 
 

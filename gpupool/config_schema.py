@@ -149,6 +149,7 @@ class Model(Table):
     handler: Handler = ""
     options: dict[str, Any] = Field(default_factory=dict)
     fallback: Literal["none", "default", "cached"] = "none"
+    preprocess_threads: Annotated[int, Field(ge=1, le=16)] = 1
     max_batch: BatchSize | None = None
     min_batch: BatchSize | None = None
     window_ms: Window | None = None

@@ -42,6 +42,7 @@ class ModelSpec:
     directory: str = ""  # absolute; "" for a handler given by import path alone
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     batching: BatchingSpec = BatchingSpec()
+    preprocess_threads: int = 1  # samples that may be in its preprocess at a time
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,10 +80,17 @@ class Worker:
 
 
 class Fleet:
-    """All registered workers, and the supervisor's holds on slots. `room_bytes`: of bodies that one worker may hold."""
+    """All registered workers, and the supervisor's holds on slots.
 
-    def __init__(self, max_queue: int, room_bytes: int) -> None:
+    Args:
+        max_queue: samples that may wait in one worker.
+        room_bytes: of bodies that one worker may hold.
+        preparing: samples more that it may hold because so many are in preprocess at a time, and not yet in its queue.
+    """
+
+    def __init__(self, max_queue: int, room_bytes: int, preparing: int = 0) -> None:
         self._max_queue = max_queue
+        self._preparing = preparing
         self._room_bytes = room_bytes
         self.by_peer: dict[bytes, Worker] = {}
         self.by_slot: dict[int, Worker] = {}
@@ -124,7 +131,7 @@ class Fleet:
         return worker
 
     def set_limit(self, worker: Worker, batch_limit: int) -> None:
-        """Set how much a worker may hold: what runs and about one batch more, less while it has proved nothing.
+        """Set how much a worker may hold: what runs, about one batch more and what is in preprocess, less while it has proved nothing.
 
         One for overflow is slow: nothing waits there for its turn.
         """
@@ -132,7 +139,7 @@ class Fleet:
         if worker.proven and worker.overflow:
             worker.room = batch_limit
         elif worker.proven:
-            worker.room = min(2 * batch_limit, batch_limit + self._max_queue)
+            worker.room = min(2 * batch_limit, batch_limit + self._max_queue) + self._preparing
         else:
             worker.room = max(1, batch_limit // SLOW_START)
 

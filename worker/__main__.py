@@ -1,6 +1,7 @@
 """One worker process, from attaching to the supervisor to the last answer: `python -m gpupool.worker`, started by the supervisor.
 
-Three threads: this, the main one, loads models and runs batches; `link` hears and speaks; `beat` tells that the interpreter lives.
+Threads: this, the main one, loads models and runs batches; `link` hears and speaks; `beat` tells that the interpreter lives; those of
+`preparers` preprocess, where a model has that.
 The process ends by os._exit after flushing: threads and exit hooks of a model must not keep a card occupied.
 """
 
@@ -35,6 +36,7 @@ from .intake import Intake
 from .link import Link
 from .memory import Memory
 from .models import LoadError, Model, import_model, load_model, put_first, threads, warm_up
+from .preparers import Preparers
 from .record import Record
 from .replies import Replies
 from .report import Report
@@ -70,9 +72,10 @@ class Worker:
             spec, inherited.board, inherited.channel, self.record, self.backlog, self.log, self.leave, self.memory.settings,
             self.snapshots.order,
         )  # fmt: skip
+        self.preparers = Preparers(())
         self.beat = Beat(
             inherited.board, self.record, self.log, interval_s=spec.heartbeat_interval_s, epoch_changed=self.link.wake,
-            link_busy_since=lambda: self.link.busy_since, link_timeout_s=spec.batch_timeout_s,
+            busy_since=self.busy_since, piece_timeout_s=spec.batch_timeout_s,
         )  # fmt: skip
         self.report = Report(inherited.channel, self.log)
 
@@ -143,6 +146,8 @@ class Worker:
         # What was loaded stays: the collections between measurements need not look at it.
         gc.collect()
         gc.freeze()
+        self.preparers = Preparers(models, self.record.beside, self.link.wake, self.device.relieve)
+        self.preparers.start()  # before memory is measured: their stacks count
         self.memory.measure(models, warm, check, self.record.progress)
         return models
 
@@ -167,7 +172,8 @@ class Worker:
         self.channel.send({"t": "loaded", "models": names, "device": self.device.describe(), "memory": self.memory.report()})
         self.beat.each_time = self.each_beat  # reports come after that
         self.log.event.info("models_loaded", models=[m["name"] for m in names])
-        link.open(Intake(models, self.policies, beside=record.beside), Replies(models, beside=record.beside))
+        intake = Intake(models, self.policies, self.preparers, beside=record.beside)
+        link.open(intake, Replies(models, beside=record.beside))
         while (taken := backlog.next_batch()) is not None:
             batch, samples = taken
             try:
@@ -216,6 +222,10 @@ class Worker:
     def quiet(self) -> bool:
         """Whether this process holds no request, as far as it can know: one may be on its way."""
         return not self.link.busy_since and self.backlog.quiet
+
+    def busy_since(self) -> dict[str, float]:
+        """Say since when each thread beside this one has been at what it does, in monotonic seconds; 0 when it waits."""
+        return {"link": self.link.busy_since, **self.preparers.busy_since()}
 
     def fail(self, code: Exit, stage: str, message: str, trace: str) -> NoReturn:
         """Tell the supervisor why this worker cannot work, and end."""

@@ -10,7 +10,7 @@ import faulthandler
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from gpupool.board import Board, Word
@@ -23,12 +23,12 @@ _LEVELS: Final = frozenset(LEVELS.values())
 
 
 class Beat:
-    """Beats every `interval_s`, and with each beat looks for a new log level, a new router, a lost parent and a stuck link.
+    """Beats every `interval_s`, and with each beat looks for a new log level, a new router, a lost parent and a stuck thread.
 
     Args:
         epoch_changed: called when another router has become the present one.
-        link_busy_since: monotonic seconds since when the link thread has been at one piece of work, 0 when it waits.
-        link_timeout_s: how long one piece of its work (a preprocess, a postprocess) may take.
+        busy_since: monotonic seconds since when each thread beside the work loop has been at one piece of work, by name; 0 when it waits.
+        piece_timeout_s: how long one piece of it (a preprocess, a postprocess) may take.
     """
 
     def __init__(
@@ -39,16 +39,16 @@ class Beat:
         *,
         interval_s: float,
         epoch_changed: Callable[[], None],
-        link_busy_since: Callable[[], float],
-        link_timeout_s: float,
+        busy_since: Callable[[], Mapping[str, float]],
+        piece_timeout_s: float,
     ) -> None:
         self._board = board
         self._record = record
         self._log = log
         self._interval_s = interval_s
         self._epoch_changed = epoch_changed
-        self._link_busy_since = link_busy_since
-        self._link_timeout_s = link_timeout_s
+        self._busy_since = busy_since
+        self._piece_timeout_s = piece_timeout_s
         #: Called with every beat.
         self.each_time: Callable[[], None] = lambda: None
         self._parent = os.getppid()
@@ -84,10 +84,11 @@ class Beat:
             self._level = level
             if level in _LEVELS:  # 0 means: as in the spec
                 self._log.set_level(level)
-        since = self._link_busy_since()
-        if since and time.monotonic() - since > self._link_timeout_s:
-            # The work loop's phase cannot show this: the model runs, but nothing comes in or goes out any more.
-            self._log.event.error("link_stuck", busy_s=round(time.monotonic() - since, 1))
-            faulthandler.dump_traceback(all_threads=True)
-            self._log.close()
-            os._exit(Exit.REPLACE_ME)
+        now = time.monotonic()
+        for thread, since in self._busy_since().items():
+            if since and now - since > self._piece_timeout_s:
+                # The work loop's phase cannot show this: the model runs, but something no longer comes in or goes out.
+                self._log.event.error("thread_stuck", thread=thread, busy_s=round(now - since, 1))
+                faulthandler.dump_traceback(all_threads=True)
+                self._log.close()
+                os._exit(Exit.REPLACE_ME)

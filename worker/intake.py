@@ -1,7 +1,7 @@
-"""From work on the wire to items for the batcher: decode, measure, preprocess. Runs beside the inference thread.
+"""From work on the wire to items for the batcher: decode and measure, beside the inference thread, and have threads preprocess.
 
-A request of many rows is prepared in slices, so that it delays no other request's answer by more than a slice. What is wrong with one
-request is answered to that one.
+A model without preprocess is spared the way through another thread. A request of many rows is measured in slices, so that it delays no
+other request's answer by more than a slice. What is wrong with one request is answered to that one.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from gpupool.spec import BatchingSpec
 from gpupool.wire import MAX_PRIORITY, MAX_ROWS
 
 from .batch import Item
-from .faults import Failure, FaultKind, StickyFault, read_fault
+from .faults import Failure
 from .models import Model
+from .preparers import Preparers
 from .replies import empty, refusal
 from .request import Part, Request
+from .rows import ROWS_AT_A_TIME, Rows
 
-#: How long preparing goes on before sockets and results get their turn.
+#: How long this goes on before sockets and results get their turn.
 SLICE_S: Final = 0.005
 #: Samples that may wait in one worker. The router keeps the queue far shorter; this holds should it ever not.
 MAX_WAITING: Final = 2 * MAX_ROWS
-_ROWS_BETWEEN_LOOKS: Final = 32
-_MAX_LENGTH: Final = 1 << 40  # what a length() returns need not fit into the link's integers
 _MANY: Final = int(WorkFlag.MANY)
 _ALONE: Final = int(WorkFlag.ALONE)
 _URGENT: Final = int(WorkFlag.URGENT)
@@ -40,6 +40,7 @@ class Intake:
     Args:
         models: loaded models by number.
         policies: their batching settings now.
+        preparers: the threads that preprocess.
         clock: monotonic seconds.
         beside: told of the ticket whose samples the model's code is about to get, and 0 after it.
     """
@@ -48,26 +49,29 @@ class Intake:
         self,
         models: Sequence[Model],
         policies: Sequence[BatchingSpec],
+        preparers: Preparers,
         clock: Callable[[], float] = time.monotonic,
         beside: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._beside = beside
         self._models = models
         self._policies = policies
+        self._preparers = preparers
         self._clock = clock
         self._waiting: deque[tuple[Work, int, float]] = deque()
         self._rows = 0  # in _waiting
         self._open: Request | None = None
+        self._cancelled: list[int] = []
 
-    @property
-    def busy(self) -> bool:
-        """Whether there is more to prepare."""
-        return self._open is not None or bool(self._waiting)
+    def look_at(self) -> float:
+        """Return when `advance` is to be called: monotonic seconds, 0 for at once, infinity for after the next thing that happens."""
+        at_once = self._open is not None or self._waiting or self._cancelled
+        return 0.0 if at_once else self._preparers.look_at()
 
     @property
     def rows(self) -> int:
         """Samples not yet in the batcher, as the router counts them."""
-        return self._rows + (len(self._open.samples) if self._open else 0)
+        return self._rows + (len(self._open.samples) if self._open else 0) + self._preparers.rows
 
     def put(self, works: Sequence[Work], epoch: int, now: float, *, queued: int) -> list[Result]:
         """Take in one message's work; return answers to what is too much. `queued` samples are in the batcher already."""
@@ -83,59 +87,87 @@ class Intake:
         return refused
 
     def cancel(self, ticket: int) -> bool:
-        """Drop a request that is still here; True if it was."""
+        """Drop a request that is still here, and have `advance` answer it; True if it was."""
+        if self._preparers.cancel(ticket):
+            return True
         if self._open is not None and self._open.ticket == ticket:
             self._open = None
-            return True
-        found = next((entry for entry in self._waiting if entry[0].ticket == ticket), None)
-        if found is not None:
+        else:
+            found = next((entry for entry in self._waiting if entry[0].ticket == ticket), None)
+            if found is None:
+                return False
             self._waiting.remove(found)
             self._rows -= found[0].rows
-        return found is not None
+        self._cancelled.append(ticket)
+        return True
 
     def clear(self) -> list[int]:
         """Drop everything; return its tickets."""
-        tickets = [work.ticket for work, _, _ in self._waiting]
+        tickets = self._preparers.clear() + self._cancelled
+        tickets += [work.ticket for work, _, _ in self._waiting]
         if self._open is not None:
             tickets.append(self._open.ticket)
         self._waiting.clear()
+        self._cancelled.clear()
         self._rows = 0
         self._open = None
         return tickets
 
     def advance(self) -> tuple[list[Item], list[Result]]:
-        """Prepare for one slice of time; return items for the batcher, and answers to what cannot go there.
+        """Go on for one slice of time; return items for the batcher, and answers to what cannot go there.
 
         Raises:
             StickyFault: when preprocessing met an error after which the device is of no more use.
         """
-        until = self._clock() + SLICE_S
+        began = self._clock()
         items: list[Item] = []
-        results: list[Result] = []
-        while True:
+        results = [refusal(ticket, Failure(ErrorCode.CANCELLED, "cancelled")) for ticket in self._cancelled]
+        self._cancelled.clear()
+        for request in self._preparers.collect():
+            self._finish(request, items, results)
+        while self._open is not None or self._waiting:
             if self._open is None:
-                if not self._waiting:
-                    break
-                work, epoch, arrived = self._waiting.popleft()
-                self._rows -= work.rows
-                opened = self._decode(work, epoch, arrived, until - SLICE_S)
-                if isinstance(opened, Result):
-                    results.append(opened)
-                    continue
-                self._open = opened
-            request = self._open
-            if not self._prepare(request, until):
-                break
-            self._open = None
-            if request.failure is not None:
-                results.append(refusal(request.ticket, request.failure, preprocess_s=request.preprocess_s))
-            elif not request.samples:
-                results.append(empty(request))
-            else:
-                items += _items(request)
-            if self._clock() > until:
+                self._open = self._next(began, results)
+            elif self._measure(self._open):
+                request, self._open = self._open, None
+                self._finish(request, items, results)
+            if self._clock() > began + SLICE_S:
                 break
         return items, results
+
+    def _next(self, now: float, results: list[Result]) -> Request | None:
+        """Decode what came next; None when that is answered, or with the threads."""
+        work, epoch, arrived = self._waiting.popleft()
+        self._rows -= work.rows
+        request = self._decode(work, epoch, arrived, now)
+        if isinstance(request, Result):
+            results.append(request)
+            return None
+        if self._models[request.model].preprocess is not None and request.samples:
+            self._preparers.put(request)
+            return None
+        return request
+
+    def _measure(self, request: Request) -> bool:
+        """Measure a few rows of a request, if its model does that; True when no more are to be measured."""
+        model = self._models[request.model]
+        if model.length is None:
+            return True
+        rows = Rows(request, request.prepared, min(request.prepared + ROWS_AT_A_TIME, len(request.samples)))
+        self._beside(request.ticket)
+        rows.work(model, self._clock)
+        self._beside(0)
+        rows.fold()
+        request.prepared = rows.stop
+        return request.failure is not None or request.prepared == len(request.samples)
+
+    def _finish(self, request: Request, items: list[Item], results: list[Result]) -> None:
+        if request.failure is not None:
+            results.append(refusal(request.ticket, request.failure, preprocess_s=request.preprocess_s))
+        elif not request.samples:
+            results.append(empty(request))
+        else:
+            items += _items(request)
 
     def _decode(self, work: Work, epoch: int, arrived: float, now: float) -> Request | Result:
         if not 0 <= work.model < len(self._models):
@@ -160,43 +192,6 @@ class Intake:
             outputs=[None] * rows, missing=rows,
         )  # fmt: skip
 
-    def _prepare(self, request: Request, until: float) -> bool:
-        """Measure and preprocess rows until all are done (True) or the time is up (False)."""
-        model = self._models[request.model]
-        length_of, preprocess, bounds = model.length, model.preprocess, request.bounds
-        if length_of is None and preprocess is None:
-            return True
-        began = self._clock()
-        samples = request.samples
-        at = request.prepared
-        self._beside(request.ticket)
-        try:
-            for at in range(request.prepared, len(samples)):
-                if length_of is not None:
-                    length = min(int(length_of(samples[at])), _MAX_LENGTH)
-                    request.length = max(request.length, length)
-                    if bounds:
-                        if request.buckets is None:
-                            request.buckets = {}
-                        bound = next((b for b in bounds if length <= b), 0)
-                        request.buckets.setdefault(bound, []).append(at)
-                if preprocess is not None:
-                    samples[at] = preprocess(samples[at])
-                if at % _ROWS_BETWEEN_LOOKS == _ROWS_BETWEEN_LOOKS - 1 and self._clock() > until:
-                    request.prepared = at + 1
-                    break
-            else:
-                request.prepared = len(samples)
-        except BaseException as e:  # the border to the user's model; SystemExit must not end the worker either
-            fault = read_fault(e)
-            if fault.kind is FaultKind.STICKY:
-                raise StickyFault(f"{fault.error} at {fault.where}, in preprocess") from None
-            request.failure = fault.failure.in_row(at) if request.many else fault.failure
-            request.prepared = len(samples)
-        self._beside(0)
-        request.preprocess_s += self._clock() - began
-        return request.prepared == len(samples)
-
 
 def _items(request: Request) -> list[Item]:
     def item(bucket: int, rows: int, part: Part) -> Item:
@@ -207,4 +202,4 @@ def _items(request: Request) -> list[Item]:
         return [item(0, len(request.samples), Part(request))]
     if len(request.buckets) == 1:
         return [item(next(iter(request.buckets)), len(request.samples), Part(request))]
-    return [item(bucket, len(index), Part(request, index)) for bucket, index in sorted(request.buckets.items())]
+    return [item(bucket, len(index), Part(request, sorted(index))) for bucket, index in sorted(request.buckets.items())]

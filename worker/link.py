@@ -4,12 +4,14 @@ It runs from the first moment on, so that a stop is obeyed while a model loads. 
 anew, on a new socket, whenever another router becomes the present one: then all that waited from the old one is dropped and results for it
 are thrown away, because nobody is left who knows its tickets; the new router is told of them, to count what ran in vain.
 
-It also decodes and encodes, in slices, beside the inference thread; whatever touches a request other than its samples happens here.
+It also decodes and encodes, in slices, beside the inference thread; whatever touches a request other than its samples happens here, but for
+preprocessing, which has its own threads.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import threading
@@ -174,7 +176,7 @@ class Link:
         self._look_for_cut(ready)
         if self._epoch and not self._welcomed and self.busy_since >= self._hello_at:
             self._say_hello()
-        if self._intake.busy:
+        if self._intake.look_at() <= self.busy_since:
             items, results = self._intake.advance()
             self._results += results
             self._backlog.add(items, undecoded=self._intake.rows)
@@ -184,9 +186,9 @@ class Link:
         """How long the next wait may be."""
         if not self._open:
             return None
-        if self._intake.busy:
-            return 0
         instants = [] if self._welcomed else [self._hello_at]
+        if (look_at := self._intake.look_at()) != math.inf:
+            instants.append(look_at)
         if self._cut_at is not None:
             instants.append(self._cut_at + CUT_S)
         if (expiry := self._backlog.next_expiry()) is not None:
@@ -296,11 +298,8 @@ class Link:
 
     def _cancel(self, ticket: int) -> None:
         """Answer a cancelled request if any of it still waits. One that runs whole is answered with what comes of it."""
-        failure = Failure(ErrorCode.CANCELLED, "cancelled")
-        if self._intake.cancel(ticket):
-            self._results.append(Result(ticket, failure.code, failure.message, started=False))
-        elif items := self._backlog.cancel(ticket):
-            self._results.append(end(items[0].owner.request, failure))
+        if not self._intake.cancel(ticket) and (items := self._backlog.cancel(ticket)):
+            self._results.append(end(items[0].owner.request, Failure(ErrorCode.CANCELLED, "cancelled")))
 
     def _answer(self) -> None:
         """Turn what has run and what has expired into one message."""

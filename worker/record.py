@@ -54,9 +54,9 @@ class Record:
         self.progress()
         self.phase(Phase.BATCH, timeout_s)
 
-    def beside(self, ticket: int) -> None:
-        """Name the request whose pre- or postprocessing is about to run beside the batch; 0 when that is over."""
-        self._set(SlotWord.SIDE_TICKET, ticket)
+    def beside(self, ticket: int, lane: int = 0) -> None:
+        """Name the request whose pre- or postprocessing is about to run beside the batch, 0 when that is over; each thread has its lane."""
+        self._board.set_beside(self._slot, lane, ticket)
 
     def idle(self) -> None:
         """No batch runs; its results are queued to be sent.

@@ -6,6 +6,7 @@ are told by the process's end (the router sees it) and by a new router (the old 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,10 @@ from .faults import Failure
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Only the link thread touches it, but for `samples`, which the inference thread reads."""
+    """Only the link thread touches it, but for `samples`, which the inference thread reads, and for what preprocessing finds.
+
+    While it is being preprocessed its threads own it, under their lock.
+    """
 
     ticket: int
     epoch: int  # the router that it came from
@@ -26,13 +30,16 @@ class Request:
     arrived: float
     samples: list[Any]
     bounds: tuple[int, ...] = ()  # of the length buckets, as they were when it came
-    prepared: int = 0  # rows that have been through preprocess
+    prepared: int = 0  # rows that are or have been in length and preprocess
+    in_hand: int = 0  # threads that have rows of it there
     buckets: dict[int, list[int]] | None = None  # bucket -> its rows, in order; None: all in bucket 0
     length: int = 0  # of the longest sample
     preprocess_s: float = 0.0
+    preprocess_from: float = math.inf  # when the first of it began
     outputs: list[Any] = field(default_factory=list)
     missing: int = 0  # rows without an output
     failure: Failure | None = None
+    failed_at: int = 0  # the row, where it failed in length or preprocess
     started: bool = False
     queue_s: float = 0.0
     forward_s: float = 0.0

@@ -35,3 +35,16 @@ class Stamped:
         elif self._seconds:
             time.sleep(self._seconds)
         return [[began, time.monotonic(), len(batch)]] * len(batch)
+
+
+class Prepared(Stamped):
+    """The same with a preprocess that takes `preprocess` seconds, asleep: it lets go of the interpreter as decoding a picture does."""
+
+    def load(self, context: Any) -> None:
+        super().load(context)
+        self._preprocess = context.options.get("preprocess", 0.0)
+
+    def preprocess(self, sample: Any) -> Any:
+        if self._preprocess:
+            time.sleep(self._preprocess)
+        return sample

@@ -1,4 +1,5 @@
-"""What a worker adds to its model: time from a message sent to forward, from forward to the answer, and between two full batches.
+"""What a worker adds to its model: time from a message sent to forward, from forward to the answer, and between two full batches; and what
+threads that preprocess bring.
 
 A worker process against a router and a supervisor played here, so that nothing else is measured but the hop over ipc:// in each
 direction, which is told apart. The model says when its forward began and ended, on the clock that all processes share.
@@ -60,8 +61,10 @@ class Peer:
 
 
 @contextmanager
-def worker(options: dict[str, Any], *, cpus: tuple[int, ...] = ()) -> Iterator[Peer]:
-    """Start one with the stamping model."""
+def worker(
+    options: dict[str, Any], *, handler: str = "Stamped", threads: int = 1, max_batch: int = _LIMIT, cpus: tuple[int, ...] = ()
+) -> Iterator[Peer]:
+    """Start one with a stamping model."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("wb") as nowhere:
         socket = context.socket(zmq.ROUTER)
@@ -71,7 +74,10 @@ def worker(options: dict[str, Any], *, cpus: tuple[int, ...] = ()) -> Iterator[P
         board = Board.create(1)
         board.set(Word.ROUTER_EPOCH, 1)
         ours, theirs = Channel.pair()
-        model = ModelSpec("m", handler="tests.bench.handlers:Stamped", options=options, batching=BatchingSpec(max_batch=_LIMIT))
+        model = ModelSpec(
+            "m", handler=f"tests.bench.handlers:{handler}", options=options, preprocess_threads=threads,
+            batching=BatchingSpec(max_batch=max_batch, min_batch=min(8, max_batch)),
+        )  # fmt: skip
         spec = WorkerSpec(
             pool="p", slot=0, incarnation=1, token="t", router_endpoint=endpoint, device="cpu", device_id="cpu:0", models=(model,),
             cpus=cpus, search_path=(str(Path(__file__).parents[2]),), log=LogSpec(level="error"),
@@ -130,8 +136,12 @@ def overhead(seconds: float) -> None:
     print(
         "| forward | sent to forward, p50 / p99 | forward to answer, p50 / p99 | hop over ipc:// alone, p50 |\n| --- | ---: | ---: | ---: |"
     )
-    for name, options in (("nothing", {"seconds": 0.0}), ("asleep for 5 ms", {"seconds": 0.005})):
-        with worker(options) as peer:
+    for name, handler, options in (
+        ("nothing", "Stamped", {"seconds": 0.0}),
+        ("nothing, and a preprocess that does nothing", "Prepared", {"seconds": 0.0}),
+        ("asleep for 5 ms", "Stamped", {"seconds": 0.005}),
+    ):
+        with worker(options, handler=handler) as peer:
             before, after = [], []
             until = time.monotonic() + seconds + 0.5
             while (sent := time.monotonic()) < until:
@@ -178,7 +188,31 @@ def gaps(seconds: float) -> None:
     print()
 
 
+def threads(seconds: float) -> None:
+    """A slow preprocess beside a forward, 32 requests open, batches of 8."""
+    print("## preprocess 5 ms, forward 10 ms, both asleep, batches of 8, 32 requests open\n")
+    print("| preprocess_threads | samples/s | batch, mean | share of the time in forward |\n| --- | ---: | ---: | ---: |")
+    for count in (1, 2, 4, 8):
+        options = {"seconds": 0.010, "preprocess": 0.005}
+        with worker(options, handler="Prepared", threads=count, max_batch=8) as peer:
+            peer.send(32)
+            stamps: list[tuple[float, float, int]] = []
+            until = time.monotonic() + seconds + 0.5
+            while time.monotonic() < until:
+                answers = peer.receive()
+                peer.send(len(answers))
+                stamps += answers
+        stamps = stamps[100:]
+        batches = {began: (ended, rows) for began, ended, rows in stamps}
+        span = max(ended for ended, _ in batches.values()) - min(batches)
+        mean = sum(rows for _, rows in batches.values()) / len(batches)
+        share = 100 * sum(ended - began for began, (ended, _) in batches.items()) / span
+        print(f"| {count} | {len(stamps) / span:,.0f} | {mean:.1f} | {share:.0f} % |", flush=True)
+    print()
+
+
 def worker_cost(seconds: float) -> None:
-    """Both."""
+    """All three."""
     overhead(seconds)
     gaps(seconds)
+    threads(seconds)

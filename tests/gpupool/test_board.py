@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.board import (
+    LANE_WORDS,
     MAX_SLOTS,
     TICKET_WORDS,
     Board,
@@ -52,6 +53,8 @@ def test_slots_do_not_touch_each_other(board: Board) -> None:
     for word in SlotWord:
         board.set_slot(1, word, top)
     board.set_running(1, range(TICKET_WORDS))
+    for lane in range(LANE_WORDS):
+        board.set_beside(1, lane, top)
 
     for slot in (0, 2):
         assert all(board.get_slot(slot, word) == 0 for word in SlotWord)
@@ -80,6 +83,27 @@ def test_running_tickets_are_read_back(board: Board) -> None:
 
     board.set_running(2, [])
     assert board.running(2) == []
+
+
+def test_what_threads_have_beside_the_batch_is_named_too_each_once(board: Board) -> None:
+    board.set_running(1, [5, 6])
+    for lane, ticket in ((0, 7), (1, 8), (LANE_WORDS - 1, 8), (3, 6)):
+        board.set_beside(1, lane, ticket)
+    assert board.running(1) == [5, 6, 7, 8]
+    assert board.running(0) == board.running(2) == []
+
+    for lane in (0, 1, LANE_WORDS - 1):
+        board.set_beside(1, lane, 0)
+    assert board.running(1) == [5, 6]
+
+    board.claim(1, 2, 222)
+    board.set_running(1, [9])
+    assert board.running(1) == [9]
+
+
+def test_a_lane_that_is_not_there_is_refused(board: Board) -> None:
+    with pytest.raises(IndexError, match="lane 128 of 128"):
+        board.set_beside(0, LANE_WORDS, 1)
 
 
 def test_more_tickets_than_fit_mean_suspect_all(board: Board) -> None:

@@ -74,6 +74,16 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     "no delays": ("[supervision]\nrestart_delays_s = []", "supervision.restart_delays_s", "a list of at least 1"),
     "unknown policy": ('[router]\npolicy = "shortest_qeue"', "router.policy", 'did you mean "shortest_queue"?'),
     "unknown level": ('[logs]\nlevel = "warn"', "logs.level", 'did you mean "warning"?'),
+    "no preprocess thread": (
+        "[[model]]\nname = 'a'\nhandler = 'toys:Echo'\npreprocess_threads = 0",
+        "model[0].preprocess_threads",
+        "at least 1",
+    ),
+    "many preprocess threads": (
+        "[[model]]\nname = 'a'\nhandler = 'toys:Echo'\npreprocess_threads = 17",
+        "model[0].preprocess_threads",
+        "at most 16",
+    ),
     "min above max": ("[batching]\nmax_batch = 4\nmin_batch = 8", "batching.min_batch", "at most max_batch, 4 found 8"),
     "min above default max": ("[batching]\nmin_batch = 40", "batching.min_batch", "at most max_batch, 32 found 40"),
     "idle above window": ("[batching]\nidle_window_ms = 9", "batching.idle_window_ms", "at most window_ms, 5.0 found 9"),
@@ -464,3 +474,17 @@ def test_keys_are_found_beside_the_file_and_an_open_address_needs_no_leave_for_p
     assert curve is not None
     assert (curve.secret_key_file, curve.authorized_keys_dir) == (str(folder / "good.key_secret"), str(folder))
     assert (curve.clients["a"].max_pending, curve.clients["a"].max_priority) == (5, None)
+
+
+def test_threads_that_preprocess_are_bounded_over_all_models(folder: Path) -> None:
+    def models(*threads: int) -> str:
+        return "".join(
+            f'[[model]]\nname = "m{n}"\nhandler = "toys:Echo"\npreprocess_threads = {count}\n'
+            for n, count in enumerate(threads)
+        )
+
+    assert [s.preprocess_threads for s in load(folder, "", model=models(3, 16)).specs] == [3, 16]
+    assert sum(s.preprocess_threads for s in load(folder, "", model=models(*[1] * 64)).specs) == 64
+    assert load(folder, "", model=models(*[16] * 7, 15))
+    (error,) = refused(folder, "", model=models(*[16] * 8))
+    assert str(error) == "model[0].preprocess_threads: expected at most 127 threads in all models together, found 128"

@@ -74,6 +74,16 @@ def test_what_kills_beside_the_batch_is_poison_too(make_pool: MakePool, stage: s
     assert set(load.stop()) == {"ok"}
 
 
+def test_of_two_in_preprocess_the_one_that_kills_is_poison_and_the_bystander_is_served(make_pool: MakePool) -> None:
+    pool = make_pool("TroubleForTwo", workers=1, config=f"preprocess_threads = 2\n{FAST}").start()
+    with pool.client() as client:
+        killer, bystander = client.send({"do": "kill"}), client.send({"do": "bystand"})
+        replies = client.collect(2)
+        assert replies[killer][0]["code"] == "poison"
+        assert (replies[bystander][0]["code"], replies[bystander][0]["attempts"]) == ("ok", 2)
+    assert pool.wait(lambda s: s["pool"]["ready"])["workers"][0]["restarts"] == 2
+
+
 def test_poison_is_listed_and_cleared_from_the_shell(make_pool: MakePool) -> None:
     pool = make_pool("Trouble", workers=2, config=FAST).start()
     with pool.client() as client:

@@ -40,6 +40,15 @@ def test_idle_worker_has_room_for_anything() -> None:
     assert not w.has_room
 
 
+def test_what_several_threads_preprocess_is_room_on_top() -> None:
+    fleet, w = Fleet(100, 1 << 20, preparing=3), worker(limit=8)
+    fleet.add(w)
+    w.proven = True
+    fleet.set_limit(w, 8)
+
+    assert w.room == 2 * 8 + 3
+
+
 def test_room_is_counted_in_bytes_too_and_an_idle_worker_takes_one_of_any_size() -> None:
     fleet, w = Fleet(100, room_bytes=100), worker(limit=32)
     fleet.add(w)

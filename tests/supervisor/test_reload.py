@@ -45,6 +45,13 @@ def test_models_are_told_apart_by_name_not_by_place(tmp_path: Path) -> None:
     assert [(s.name, s.batching.max_batch) for s in now.specs] == [("a", 16), ("b", 9)]
 
 
+def test_threads_that_preprocess_wait_for_a_restart(tmp_path: Path) -> None:
+    old, new = config(tmp_path, model("a")), config(tmp_path, model("a", extra="preprocess_threads = 4\nmax_batch = 16\n"))
+    now = merged(old, new)
+    assert [(s.preprocess_threads, s.batching.max_batch) for s in now.specs] == [(1, 16)]
+    assert difference(now, new).needs_restart == ("model[0].preprocess_threads",)
+
+
 def test_a_live_key_that_would_contradict_one_that_needs_a_restart_is_told(tmp_path: Path) -> None:
     old = config(tmp_path, "[supervision]\nheartbeat_interval_s = 1.0\nheartbeat_timeout_s = 3.0\n" + model("a"))
     new = config(tmp_path, "[supervision]\nheartbeat_interval_s = 0.1\nheartbeat_timeout_s = 0.4\n" + model("a"))

@@ -70,6 +70,23 @@ class TroubleBeside(Echo):
             time.sleep(5)
 
 
+class TroubleForTwo(Echo):
+    """Kills its process in preprocess for the sample `kill`, the first time when the sample `bystand` is in another thread's."""
+
+    def preprocess(self, sample: Any) -> Any:
+        bystander = Path(f"{os.environ['TOY_LOG']}.bystander")
+        match sample.get("do"):
+            case "bystand" if not bystander.exists():
+                bystander.touch()
+                time.sleep(60)
+            case "kill":
+                while not bystander.exists():
+                    time.sleep(0.002)
+                os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(5)
+        return sample
+
+
 class Trouble(Echo):
     """Does what a sample's `do` says."""
 

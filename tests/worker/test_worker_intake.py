@@ -13,9 +13,10 @@ from gpupool.link import Result, Work, WorkFlag
 from gpupool.samples import unpack_body
 from gpupool.spec import BatchingSpec, ModelSpec
 from gpupool.worker.batch import Batch, CloseReason, Item, Share
-from gpupool.worker.faults import Failure, StickyFault
+from gpupool.worker.faults import Failure
 from gpupool.worker.intake import MAX_WAITING, SLICE_S, Intake
 from gpupool.worker.models import Model
+from gpupool.worker.preparers import Preparers
 from gpupool.worker.replies import Done, Replies
 
 T = 50.0
@@ -33,8 +34,8 @@ def model(buckets: tuple[int, ...] = (), **methods: Any) -> Model:
     return Model(ModelSpec("m", batching=BatchingSpec(length_buckets=buckets)), forward=list, **methods)
 
 
-def intake_of(models: list[Model], clock: Clock) -> Intake:
-    return Intake(models, [m.spec.batching for m in models], clock)
+def intake_of(models: list[Model], clock: Clock, preparers: Preparers | None = None) -> Intake:
+    return Intake(models, [m.spec.batching for m in models], preparers or Preparers(models, clock=clock), clock)
 
 
 def work(ticket: int, value: Any, *, many: bool = False, timeout_s: float = 10.0, number: int = 0) -> Work:
@@ -45,6 +46,17 @@ def work(ticket: int, value: Any, *, many: bool = False, timeout_s: float = 10.0
 def admit(intake: Intake, *works: Work) -> tuple[list[Item], list[Result]]:
     assert intake.put(works, 1, T, queued=0) == []
     return intake.advance()
+
+
+def admit_through(models: list[Model], *works: Work) -> tuple[list[Item], list[Result]]:
+    """What comes of them when preprocessing is done too, here and now."""
+    preparers = Preparers(models, clock=Clock())
+    intake = intake_of(models, Clock(), preparers)
+    items, results = admit(intake, *works)
+    while preparers.step(0, 1):
+        pass
+    more, others = intake.advance()
+    return items + more, results + others
 
 
 def answer(replies: Replies, items: list[Item], outputs: list[Any]) -> list[Result]:
@@ -97,9 +109,7 @@ def test_a_handler_that_refuses_a_sample_names_the_field(method: str) -> None:
             raise InvalidInput("not a picture", field="image")
         return 1
 
-    items, results = admit(
-        intake_of([model((), **{method: refuse})], Clock()), work(1, 2), work(2, 3), work(3, [1, 2], many=True)
-    )
+    items, results = admit_through([model((), **{method: refuse})], work(1, 2), work(2, 3), work(3, [1, 2], many=True))
 
     assert [i.ticket for i in items] == [2]
     assert [(r.code, r.field, r.message) for r in results] == [
@@ -109,17 +119,9 @@ def test_a_handler_that_refuses_a_sample_names_the_field(method: str) -> None:
 
 
 def test_any_other_error_in_preprocess_is_the_models() -> None:
-    _, results = admit(intake_of([model(preprocess=lambda s: s["x"])], Clock()), work(1, {}))
+    _, results = admit_through([model(preprocess=lambda s: s["x"])], work(1, {}))
 
     assert (results[0].code, results[0].message) == ("model_error", "KeyError: 'x'")
-
-
-def test_a_broken_device_in_preprocess_is_raised() -> None:
-    def preprocess(sample: Any) -> Any:
-        raise RuntimeError("CUDA error: device-side assert triggered")
-
-    with pytest.raises(StickyFault, match="preprocess"):
-        admit(intake_of([model(preprocess=preprocess)], Clock()), work(1, {}))
 
 
 def test_work_past_its_deadline_is_not_even_decoded() -> None:
@@ -159,42 +161,69 @@ def test_more_than_a_worker_may_hold_is_refused() -> None:
     assert [i.ticket for i in intake.advance()[0]] == [1]
 
 
-def test_a_large_request_is_prepared_in_slices() -> None:
+def test_a_large_request_is_measured_in_slices() -> None:
     clock = Clock()
 
     def slow(sample: int) -> int:
         clock.now += SLICE_S / 10
-        return sample * 2
+        return sample
 
-    intake = intake_of([model(preprocess=slow)], clock)
+    intake = intake_of([model((500,), length=slow)], clock)
     items, _ = admit(intake, work(1, list(range(1000)), many=True))
     turns = 1
     while not items:
-        assert intake.busy
+        assert intake.look_at() == 0.0
         assert intake.rows == 1000
         items, _ = intake.advance()
         turns += 1
 
     assert turns > 10
-    assert not intake.busy
-    assert samples(items[0]) == [n * 2 for n in range(1000)]
+    assert intake.look_at() == math.inf
+    assert [(i.key[1], samples(i)) for i in items] == [(0, list(range(501, 1000))), (500, list(range(501)))]
 
 
-def test_a_cancelled_request_is_dropped_wherever_it_stands() -> None:
+def test_a_cancelled_request_is_dropped_and_answered_wherever_it_stands() -> None:
     clock = Clock()
 
     def slow(sample: int) -> int:
         clock.now += SLICE_S
         return sample
 
-    intake = intake_of([model(preprocess=slow)], clock)
-    admit(intake, work(1, list(range(100)), many=True), work(2, 1), work(3, 2))
+    intake = intake_of([model(length=slow), model(preprocess=slow)], clock)
+    admit(intake, work(4, 5, number=1), work(1, list(range(100)), many=True), work(2, 1), work(3, 2))
 
-    assert intake.cancel(1)
-    assert intake.cancel(2)
+    assert all(intake.cancel(ticket) for ticket in (1, 2, 4))
     assert not intake.cancel(9)
-    assert [i.ticket for i in intake.advance()[0]] == [3]
+    items, results = intake.advance()
+    assert [i.ticket for i in items] == [3]
+    assert sorted((r.ticket, r.code, r.started) for r in results) == [(n, "cancelled", False) for n in (1, 2, 4)]
+    assert (intake.rows, intake.look_at()) == (0, math.inf)
+
+
+def test_what_is_preprocessed_counts_as_waiting_and_is_given_back() -> None:
+    models = [model(preprocess=lambda s: s), model()]
+    preparers = Preparers(models, clock=Clock())
+    intake = intake_of(models, Clock(), preparers)
+    admit(intake, work(1, [1] * MAX_WAITING, many=True))
+
+    assert intake.rows == MAX_WAITING
+    assert [r.code for r in intake.put([work(2, 1)], 1, T, queued=0)] == ["overloaded"]
+    assert intake.clear() == [1]
     assert intake.rows == 0
+    assert not preparers.step(0, 1)
+
+
+def test_a_model_without_preprocess_pays_no_way_through_threads() -> None:
+    preparers = Preparers([model(length=lambda s: s)], clock=Clock())
+    items, _ = admit(intake_of([model(length=lambda s: s)], Clock(), preparers), work(1, 4))
+
+    assert samples(items[0]) == [4]
+
+
+def test_a_request_of_no_samples_needs_no_preprocessing() -> None:
+    _, results = admit(intake_of([model(preprocess=lambda s: s)], Clock()), work(1, [], many=True))
+
+    assert results[0].code == "ok"
 
 
 def test_an_answer_bears_result_and_times() -> None:
@@ -264,21 +293,24 @@ def test_nan_and_infinity_pass_unchanged() -> None:
     assert body[1:] == [math.inf, -math.inf]
 
 
-def test_buckets_that_change_while_a_large_request_is_prepared_lose_none_of_its_rows() -> None:
+@pytest.mark.parametrize("stage", ["length", "preprocess"])
+def test_buckets_that_change_while_a_large_request_is_prepared_lose_none_of_its_rows(stage: str) -> None:
     clock = Clock()
 
     def slow(sample: Any) -> Any:
         clock.now += SLICE_S / 10
-        return sample
+        return len(sample)
 
-    target = model((16, 128), length=len, preprocess=slow)
+    target = model((16, 128), length=slow, **({"preprocess": str.upper} if stage == "preprocess" else {}))
     policies = [target.spec.batching]
-    intake = Intake([target], policies, clock)
+    preparers = Preparers([target], clock=clock)
+    intake = Intake([target], policies, preparers, clock)
     assert intake.put([work(1, ["x" * (n % 40) for n in range(100)], many=True)], 1, T, queued=0) == []
     items, _ = intake.advance()
-    assert intake.busy
+    assert not items
     policies[0] = BatchingSpec(length_buckets=())
-    while intake.busy:
+    while not items:
+        preparers.step(0, 1)
         items += intake.advance()[0]
 
     assert sum(item.rows for item in items) == 100

@@ -92,6 +92,17 @@ class Hangs:
         threading.Event().wait()
     def forward(self, batch): ...
 
+class Waits:
+    """Its preprocess waits for the file that the sample names, and notes that it began."""
+    def preprocess(self, sample):
+        if isinstance(sample, dict):
+            open(sample["for"] + ".begun", "w").close()
+            while not os.path.exists(sample["for"]): time.sleep(0.002)
+        if sample == "sticky": raise RuntimeError("CUDA error: device-side assert triggered")
+        return sample
+    def forward(self, batch):
+        return batch
+
 class BadLoad:
     def load(self, context):
         raise OSError("weights are missing")
@@ -139,10 +150,18 @@ class Stage:
         return router
 
     def spec(
-        self, handler: str, options: dict[str, Any] | None = None, *, batch_timeout_s: float = 60.0, **batching: Any
+        self,
+        handler: str,
+        options: dict[str, Any] | None = None,
+        *,
+        batch_timeout_s: float = 60.0,
+        preprocess_threads: int = 1,
+        **batching: Any,
     ) -> WorkerSpec:
         policy = BatchingSpec(**{"window_ms": 50.0, "adaptive": False, **batching})
-        model = ModelSpec("m", handler=f"wp_models:{handler}", options=options or {}, batching=policy)
+        model = ModelSpec(
+            "m", handler=f"wp_models:{handler}", options=options or {}, batching=policy, preprocess_threads=preprocess_threads
+        )
         return WorkerSpec(
             pool="p", slot=1, incarnation=7, token="token", router_endpoint=self.endpoint, device="cpu", device_id="cpu:1",
             models=(model,), heartbeat_interval_s=0.05, batch_timeout_s=batch_timeout_s, search_path=(str(self.folder),), log=LogSpec(level="info"),
@@ -486,8 +505,95 @@ def test_a_preprocess_that_never_ends_costs_the_process(stage: Stage) -> None:
     stage.send(1)
 
     assert stage.wait() == Exit.REPLACE_ME
-    assert "link_stuck" in stage.errors()
+    assert "thread_stuck" in stage.errors()
     assert "in preprocess" in stage.errors()  # the dump names the place
+
+
+def begin_to_wait(stage: Stage, name: str = "go") -> list[int]:
+    """Have a preprocess wait until the file `name` is there."""
+    file = stage.folder / name
+    tickets = stage.send({"for": str(file)})
+    stage.until(file.with_suffix(".begun").exists)
+    return tickets
+
+
+def test_while_a_preprocess_takes_its_time_the_worker_hears_and_answers(stage: Stage) -> None:
+    stage.join("Waits", window_ms=0.0)
+    slow = begin_to_wait(stage)
+    behind, other = stage.send(1, 2)
+    assert stage.board.running(1) == slow
+    stage.until(lambda: stage.board.read(1).queued == 3)
+
+    late = stage.ask(3, timeout_s=0.05)[0]
+    assert (late.code, late.started) == ("deadline_exceeded", False)
+    stage.router.send_multipart([stage.peer, *link.pack_tickets(link.CANCEL, [*slow, behind])])
+    cancelled = stage.collect([behind])[0]
+    assert (cancelled.code, cancelled.started) == ("cancelled", False)
+    stage.until(lambda: stage.board.read(1).queued == 2)
+
+    (stage.folder / "go").touch()
+    assert [r.code for r in stage.collect([*slow, other])] == ["cancelled", "ok"]
+    stage.until(lambda: (stage.board.read(1).queued, stage.board.running(1)) == (0, []))
+
+
+def test_of_several_threads_one_that_waits_holds_up_nobody_and_a_death_names_all_they_have(stage: Stage) -> None:
+    stage.join("Waits", window_ms=0.0, preprocess_threads=3)
+    slow = begin_to_wait(stage, "a") + begin_to_wait(stage, "b")
+
+    assert [value(r) for r in stage.ask(*range(40))] == list(range(40))
+    assert sorted(stage.board.running(1) or ()) == slow
+    for name in ("a", "b"):
+        (stage.folder / name).touch()
+    assert [r.code for r in stage.collect(slow)] == ["ok", "ok"]
+
+
+def test_a_large_request_is_preprocessed_by_several_threads_and_rejoined_in_order(stage: Stage) -> None:
+    stage.join("Waits", max_batch=16, preprocess_threads=4)
+    rows = list(range(500))
+
+    assert value(stage.ask(rows, flags=WorkFlag.MANY)[0]) == rows
+
+
+def test_a_stop_waits_for_no_preprocess_and_gives_back_what_is_there(stage: Stage) -> None:
+    stage.join("Waits", window_ms=0.0)
+    tickets = begin_to_wait(stage) + stage.send(1, 2)
+    stage.until(lambda: stage.board.read(1).queued == 3)
+
+    stage.channel.send({"t": "stop"})
+    stage.collect(tickets)
+    assert sorted(stage.returned) == tickets
+    assert stage.wait() == Exit.OK
+
+
+def test_what_a_preprocess_has_from_the_router_before_is_dropped(stage: Stage) -> None:
+    stage.join("Waits", window_ms=0.0)
+    begin_to_wait(stage)
+    stage.router.close(linger=0)
+    stage.board.set(Word.ROUTER_EPOCH, 2)
+    stage.router = stage.bind()
+    assert stage.welcome().epoch == 2
+
+    (stage.folder / "go").touch()
+    assert [value(r) for r in stage.ask(1, 2)] == [1, 2]
+    assert set(stage.results) == {2, 3}
+
+
+def test_a_device_that_breaks_in_a_preprocess_ends_the_worker_with_its_request_named(stage: Stage) -> None:
+    stage.join("Waits", preprocess_threads=2)
+    tickets = stage.send("sticky")
+
+    assert stage.wait() == Exit.REPLACE_ME
+    assert stage.board.running(1) == tickets
+    assert stage.log()[-1]["event"] == "device_poisoned"
+
+
+def test_one_of_several_preprocesses_that_never_ends_costs_the_process(stage: Stage) -> None:
+    stage.join("Waits", batch_timeout_s=0.5, preprocess_threads=2)
+    hung = begin_to_wait(stage)
+    assert [value(r) for r in stage.ask(1, 2)] == [1, 2]
+
+    assert stage.wait() == Exit.REPLACE_ME
+    assert stage.board.running(1) == hung
 
 
 def test_a_stop_is_obeyed_while_a_model_loads(stage: Stage) -> None:
