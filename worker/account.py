@@ -8,8 +8,9 @@ from gpupool.batches import SIZES
 
 from .batch import CloseReason
 
-#: Weight of the newest batch in the smoothed fill.
+#: Weight of the newest batch in the smoothed fill, from which batch on; before it is a plain mean.
 _NEWEST: Final = 1 / 16
+_PLAIN: Final = 16
 
 
 class Account:
@@ -30,9 +31,18 @@ class Account:
         self.batches += 1
         self.rows += rows
         self.borrowed += borrowed
-        self.fill += (rows / limit - self.fill) * max(_NEWEST, 1 / self.batches)
+        self.fill += (rows / limit - self.fill) * (_NEWEST if self.batches > _PLAIN else 1 / self.batches)
         self.closed[reason] = self.closed.get(reason, 0) + 1
         self.sizes[min((rows - 1).bit_length(), len(SIZES))] += 1
+
+    def include(self, other: Account) -> None:
+        """Count another's batches too. The smoothed fill stays: it tells of what is there now."""
+        self.batches += other.batches
+        self.rows += other.rows
+        self.borrowed += other.borrowed
+        for reason, count in other.closed.items():
+            self.closed[reason] = self.closed.get(reason, 0) + count
+        self.sizes = [mine + more for mine, more in zip(self.sizes, other.sizes, strict=True)]
 
     def describe(self) -> dict[str, Any]:
         """Tell people."""
