@@ -126,17 +126,18 @@ class Batcher:
     def take(self, now: float) -> Batch | None:
         """Return the batch to run now, None when nothing is due. What is past its deadline is left for `expire`."""
         best: Group | None = None
-        best_reason = CloseReason.FULL
+        best_limit, best_reason = 0, CloseReason.FULL
         for group in self._groups.values():
             if group.queue and (best is None or group.queue[0].order < best.queue[0].order):
-                closes_at, reason = group.closing(self._limit(group.key, group.allowed), self.window_share)
+                limit = self._limit(group.key, group.allowed)
+                closes_at, reason = group.closing(limit, self.window_share)
                 # One that holds nothing but what is past its deadline must not stand before others that are due.
                 if closes_at <= now and (now < group.deadline or any(item.deadline > now for item in group.queue)):
-                    best, best_reason = group, reason
+                    best, best_limit, best_reason = group, limit, reason
         suspect = next((i for i in self._alone if i.deadline > now), None) if self._alone else None
         if suspect is not None and (best is None or suspect.order < best.queue[0].order):
             return self._take_alone(suspect)
-        return None if best is None else self._cut(best, best_reason, now)
+        return None if best is None else self._cut(best, best_limit, best_reason, now)
 
     def next_deadline(self) -> float | None:
         """Return the earliest instant at which `take` or `expire` has something to do; None when nothing waits."""
@@ -216,7 +217,11 @@ class Batcher:
         }
 
     def _earliest(self) -> float:
-        return min([g.deadline for g in self._groups.values()] + [i.deadline for i in self._alone], default=NEVER)
+        earliest = min([i.deadline for i in self._alone]) if self._alone else NEVER
+        for group in self._groups.values():
+            if group.deadline < earliest:
+                earliest = group.deadline
+        return earliest
 
     def _limit(self, key: GroupKey, allowed: int) -> int:
         ceiling = self._ceilings.limit(key)
@@ -235,25 +240,17 @@ class Batcher:
             self._lowest = 0
             self._past.setdefault(group.key[0], Account()).include(group.account)
 
-    def _cut(self, group: Group, reason: CloseReason, now: float) -> Batch | None:
-        limit = self._limit(group.key, group.allowed)
+    def _cut(self, group: Group, limit: int, reason: CloseReason, now: float) -> Batch:
         room = self._room(group, limit)
-        waiting = self._rows
-        shares = self._taken(group, room, now)
-        rows = waiting - self._rows
-        if rows < room == limit and len(self._groups) > 1:
-            shares += self._borrow(group, shares, room - rows, now)
-        total = waiting - self._rows
-        group.account.note(reason, total, limit, total - rows)
-        group.feedback.ran(rows, limit)
-        self._forget_if_done(group)
-        return Batch(group.key, shares, total, reason)
-
-    def _taken(self, group: Group, room: int, now: float) -> list[Share]:
-        before = group.rows
+        waiting = group.rows
         shares = group.cut(room, now)
-        self._rows -= before - group.rows
-        return shares
+        rows = waiting - group.rows
+        lent = self._borrow(group, shares, room - rows, now) if rows < room == limit and len(self._groups) > 1 else 0
+        group.account.note(reason, rows + lent, limit, lent)
+        group.feedback.ran(rows, limit)
+        self._rows -= rows + lent
+        self._forget_if_done(group)
+        return Batch(group.key, shares, rows + lent, reason)
 
     def _room(self, group: Group, limit: int) -> int:
         """Return how many rows the next batch may have: the limit, and where what is urgent leads it, not much besides that.
@@ -267,22 +264,21 @@ class Batcher:
         urgent = sum(i.rows - i.taken for i in group.queue if i.priority > MAX_PRIORITY)
         return min(limit, max(urgent, int((URGENT_STRETCH * fit.predict(urgent) - fit.fixed_s) / fit.per_sample_s)))
 
-    def _borrow(self, host: Group, shares: Sequence[Share], room: int, now: float) -> list[Share]:
-        """Fill a batch of longer samples up with whole queues of shorter ones, the least shorter first."""
+    def _borrow(self, host: Group, shares: list[Share], room: int, now: float) -> int:
+        """Fill a batch of longer samples up with whole queues of shorter ones, the least shorter first; return how many rows that are."""
         model, bound = host.key
-        deadline = min(share.item.deadline for share in shares)
+        deadline = min([share.item.deadline for share in shares])
         rows = sum([s.stop - s.start for s in shares])
-        borrowed: list[Share] = []
+        lent = 0
         shorter = [g for k, g in self._groups.items() if g.queue and k[0] == model and 0 < k[1] < (bound or NEVER)]
         for group in sorted(shorter, key=lambda g: -g.key[1]):
-            if group.rows <= room and group.joins(host, rows, deadline, now):
+            if group.rows <= room - lent and group.joins(host, rows + lent, deadline, now):
                 deadline = min(deadline, group.deadline)
-                before = self._rows
-                borrowed += self._taken(group, room, now)
-                rows += before - self._rows
-                room -= before - self._rows
+                waiting = group.rows
+                shares += group.cut(room - lent, now)
+                lent += waiting - group.rows
                 self._forget_if_done(group)
-        return borrowed
+        return lent
 
     def _take_alone(self, item: Item) -> Batch:
         group = self._groups.get(item.key) or self._make(item.key)

@@ -28,6 +28,7 @@ class Group:
     __slots__ = (
         "account",
         "allowed",
+        "bucketless",
         "deadline",
         "feedback",
         "first",
@@ -57,14 +58,10 @@ class Group:
     def configure(self, policy: BatchingSpec) -> None:
         """Put settings into force. Forecasts of arrivals and the search for the limit start anew; what batches cost stays known."""
         self.policy = policy
+        #: The settings do not name this bucket any more: it goes when what waits has left.
+        self.bucketless = self.key[1] != 0 and self.key[1] not in policy.length_buckets
         self.gaps = ArrivalGaps(policy)
         self.tuning = Tuning(policy) if policy.p99_ms else None
-
-    @property
-    def bucketless(self) -> bool:
-        """Whether the settings do not name this bucket any more: then it goes when what waits has left."""
-        bound = self.key[1]
-        return bound != 0 and bound not in self.policy.length_buckets
 
     def allow(self, batch_share: float) -> None:
         """Work out `allowed` after what it follows from has changed."""
