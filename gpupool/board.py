@@ -64,6 +64,7 @@ class SlotWord(IntEnum):
     MEMORY_BYTES = 15  # [worker] resident memory of the process
     WINDOW_NS = 16  # [worker] in force now
     SIDE_TICKET = 17  # [worker] the request that the model's code has beside the batch: its pre- or postprocessing; 0 none
+    FULL_BATCH_NS = 18  # [worker] what a batch of BATCH_LIMIT would take, by the fit; 0 until that is good
     SET_BATCH_PPM = 24  # [supervisor] share of the batch limit, in millionths; 0: all of it
     SET_WINDOW_PPM = 25  # [supervisor] share of the configured window, in millionths; 0: all of it
 

@@ -55,6 +55,7 @@ class Batcher:
         self._lowest = 0  # limit without memory's, 0: to be worked out
         self._ran = 0
         self._recent_rows = self._recent_s = 0.0
+        self._fitted_rows = self._fitted_s = 0.0  # of the recent rows those with a good fit, and their time in full batches
 
     @property
     def rows(self) -> int:
@@ -78,6 +79,12 @@ class Batcher:
     def service_s(self) -> float:
         """Time per sample of late, 0 until known: of batches by their fit where it is good, so that one batch's luck does not show."""
         return self._recent_s / self._recent_rows if self._recent_rows else 0.0
+
+    @property
+    def full_batch_s(self) -> float:
+        """Time that `lowest_limit` samples would take, mixed as of late and all in full batches; 0 until most of them have a good fit."""
+        known = 2 * self._fitted_rows > self._recent_rows
+        return self.lowest_limit() * self._fitted_s / self._fitted_rows if known else 0.0
 
     def limit(self, key: GroupKey) -> int:
         """Return the largest batch of a group now: configured, tuned, steered and learned limits together."""
@@ -116,8 +123,7 @@ class Batcher:
         self._sequence += 1
         item.order = (-item.priority, self._sequence)
         self._rows += item.rows
-        if item.deadline < self._expiry:
-            self._expiry = item.deadline
+        self._expiry = min(self._expiry, item.deadline)
         if item.alone:
             insort(self._alone, item, key=order)
         else:
@@ -186,8 +192,8 @@ class Batcher:
             return
         fit = group.fit
         fit.add(batch.rows, seconds)
+        limit = self._limit(batch.key, group.allowed)
         if group.tuning is not None:
-            limit = self._limit(batch.key, group.allowed)
             group.tuning.ran(batch.rows, [now - share.item.arrived for share in batch.shares], limit, fit)
             group.allow(self._batch_share)
             self._lowest = 0
@@ -196,6 +202,9 @@ class Batcher:
         weight = 1.0 if self._ran <= 2 else max(_NEWEST, 1 / (self._ran - 1))
         self._recent_rows += (batch.rows - self._recent_rows) * weight
         self._recent_s += ((fit.predict(batch.rows) if fit.good else seconds) - self._recent_s) * weight
+        fitted_rows = batch.rows if fit.good else 0
+        self._fitted_rows += (fitted_rows - self._fitted_rows) * weight
+        self._fitted_s += (fit.predict(limit) * fitted_rows / limit - self._fitted_s) * weight
 
     def describe(self, names: Sequence[str]) -> dict[str, Any]:
         """Tell of batches and limits, with models by name: `closed` and `sizes` only grow, see Account.
@@ -203,7 +212,8 @@ class Batcher:
         `groups` names at most those 64 that ran most.
         """
         groups = sorted(self._groups.values(), key=lambda g: -g.account.batches)
-        everything, by_model = Account(), {}
+        everything = Account()
+        by_model: dict[int, Account] = {}
         for model, account in [*self._past.items(), *((g.key[0], g.account) for g in groups if g.account.batches)]:
             everything.include(account)
             by_model.setdefault(model, Account()).include(account)
@@ -219,8 +229,7 @@ class Batcher:
     def _earliest(self) -> float:
         earliest = min([i.deadline for i in self._alone]) if self._alone else NEVER
         for group in self._groups.values():
-            if group.deadline < earliest:
-                earliest = group.deadline
+            earliest = min(earliest, group.deadline)
         return earliest
 
     def _limit(self, key: GroupKey, allowed: int) -> int:

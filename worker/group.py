@@ -76,10 +76,8 @@ class Group:
         else:
             insort(queue, item, key=order)
         self.rows += item.rows
-        if now < self.first:
-            self.first = now
-        if item.deadline < self.deadline:
-            self.deadline = item.deadline
+        self.first = min(self.first, now)
+        self.deadline = min(self.deadline, item.deadline)
         self.gaps.add(now, self.rows)
 
     def freed(self, now: float) -> None:

@@ -74,9 +74,10 @@ class Record:
         self._set(SlotWord.BATCHES, self._batches)
         self._set(SlotWord.SAMPLES, self._samples)
 
-    def service(self, per_sample_s: float) -> None:
-        """Publish what a sample takes of late; 0 while unknown."""
+    def service(self, per_sample_s: float, full_batch_s: float) -> None:
+        """Publish what a sample takes of late, and what a batch of BATCH_LIMIT would; 0 while unknown."""
         self._set(SlotWord.SERVICE_NS, max(1, int(per_sample_s * 1e9)) if per_sample_s else 0)
+        self._set(SlotWord.FULL_BATCH_NS, int(full_batch_s * 1e9))
 
     def queue(self, running: int, queued: int) -> None:
         """Publish samples running and queued."""
