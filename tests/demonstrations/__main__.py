@@ -25,6 +25,7 @@ from demonstrations import (
     leak_watch,
     low_high,
     memory,
+    objective,
     overflow,
     overload,
     poison,
@@ -51,6 +52,7 @@ ALL: Final[dict[str, tuple[Show, float, float]]] = {
     "low-high": (low_high.show, 30.0, 5.0),
     "batching": (batching.show, 24.0, 6.0),
     "buckets": (buckets.show, 40.0, 8.0),
+    "objective": (objective.show, 40.0, 16.0),
 }
 
 

@@ -67,6 +67,16 @@ def test_an_objective_below_two_batches_of_one_is_not_acted_on() -> None:
     assert tuning.state is TuningState.RISING
 
 
+def test_batches_all_alike_say_nothing_of_batches_of_one() -> None:
+    tuning, fit = Tuning(POLICY), BatchFit()
+    for _ in range(40):
+        fit.add(20, 0.0251)
+
+    tuning.ran(20, [0.030] * 20, 20, fit)
+
+    assert (tuning.limit, tuning.state) == (8, TuningState.RISING)
+
+
 def test_batches_that_are_not_full_say_nothing() -> None:
     tuning, fit = Tuning(POLICY), BatchFit()
     for _ in range(100):
