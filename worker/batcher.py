@@ -24,13 +24,12 @@ from .account import Account
 from .batch import Batch, CloseReason, Item, Share
 from .ceiling import Ceilings, GroupKey
 from .group import NEVER, Group, order, share_of
+from .service import Service
 
 #: How much longer an urgent row may run for the sake of others in its batch.
 URGENT_STRETCH: Final = 1.5
 #: Groups that are described one by one, those with the most batches: a report has to fit into a message.
 _DESCRIBED: Final = 64
-#: Weight of the newest batch in the time per sample.
-_NEWEST: Final = 1 / 8
 
 
 class Batcher:
@@ -53,9 +52,7 @@ class Batcher:
         self._expiry = NEVER  # nothing expires before; what it was taken from may have left since
         self._past: dict[int, Account] = {}  # by model, the batches of groups that are forgotten
         self._lowest = 0  # limit without memory's, 0: to be worked out
-        self._ran = 0
-        self._recent_rows = self._recent_s = 0.0
-        self._fitted_rows = self._fitted_s = 0.0  # of the recent rows those with a good fit, and their time in full batches
+        self._service = Service()
 
     @property
     def rows(self) -> int:
@@ -77,14 +74,13 @@ class Batcher:
 
     @property
     def service_s(self) -> float:
-        """Time per sample of late, 0 until known: of batches by their fit where it is good, so that one batch's luck does not show."""
-        return self._recent_s / self._recent_rows if self._recent_rows else 0.0
+        """Time per sample of late; 0 until known."""
+        return self._service.per_sample_s
 
     @property
     def full_batch_s(self) -> float:
-        """Time that `lowest_limit` samples would take, mixed as of late and all in full batches; 0 until most of them have a good fit."""
-        known = 2 * self._fitted_rows > self._recent_rows
-        return self.lowest_limit() * self._fitted_s / self._fitted_rows if known else 0.0
+        """Time that `lowest_limit` samples would take, mixed as of late and all in full batches; 0 until the fits are good."""
+        return self.lowest_limit() * self._service.full_per_sample_s
 
     def limit(self, key: GroupKey) -> int:
         """Return the largest batch of a group now: configured, tuned, steered and learned limits together."""
@@ -197,14 +193,7 @@ class Batcher:
             group.tuning.ran(batch.rows, [now - share.item.arrived for share in batch.shares], limit, fit)
             group.allow(self._batch_share)
             self._lowest = 0
-        self._ran += 1
-        # The first batch pays for what is made at first use; the second replaces it.
-        weight = 1.0 if self._ran <= 2 else max(_NEWEST, 1 / (self._ran - 1))
-        self._recent_rows += (batch.rows - self._recent_rows) * weight
-        self._recent_s += ((fit.predict(batch.rows) if fit.good else seconds) - self._recent_s) * weight
-        fitted_rows = batch.rows if fit.good else 0
-        self._fitted_rows += (fitted_rows - self._fitted_rows) * weight
-        self._fitted_s += (fit.predict(limit) * fitted_rows / limit - self._fitted_s) * weight
+        self._service.ran(batch.rows, seconds, limit, fit)
 
     def describe(self, names: Sequence[str]) -> dict[str, Any]:
         """Tell of batches and limits, with models by name: `closed` and `sizes` only grow, see Account.
