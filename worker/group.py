@@ -71,13 +71,17 @@ class Group:
     def add(self, item: Item, now: float) -> None:
         """Queue an item by its order."""
         queue = self.queue
-        if not queue or queue[-1].order < item.order:
+        if not queue:
             queue.append(item)
+            self.first, self.deadline = now, item.deadline
         else:
-            insort(queue, item, key=order)
+            if queue[-1].order < item.order:
+                queue.append(item)
+            else:
+                insort(queue, item, key=order)
+            if item.deadline < self.deadline:  # noqa: PLR1730  # once for each request, and a call costs three times as much
+                self.deadline = item.deadline
         self.rows += item.rows
-        self.first = min(self.first, now)
-        self.deadline = min(self.deadline, item.deadline)
         self.gaps.add(now, self.rows)
 
     def freed(self, now: float) -> None:

@@ -9,8 +9,9 @@ from typing import Final
 
 from .fit import BatchFit
 
-#: Weight of the newest batch.
+#: Weight of the newest batch, from which batch on; before it is a plain mean.
 _NEWEST: Final = 1 / 8
+_PLAIN: Final = 8
 
 
 class Service:
@@ -29,7 +30,7 @@ class Service:
         """Take in a batch of so many samples where `limit` were allowed; it is in the fit already."""
         self._ran += 1
         # The first batch pays for what is made at first use; the second replaces it.
-        weight = 1.0 if self._ran <= 2 else max(_NEWEST, 1 / (self._ran - 1))
+        weight = _NEWEST if self._ran > _PLAIN else 1 / max(1, self._ran - 1)
         fitted_rows = full_s = 0.0
         if fit.good:
             seconds = fit.predict(rows)
