@@ -1,7 +1,8 @@
 """How long a newcomer would wait at the least, judged by the batches that the present workers have run.
 
-It supposes full batches that last as long as those of late. While batches are small this errs to the low side, which is the
-right one: under load they fill, and the forecast becomes exact within a few of them.
+It supposes full batches, and takes for their time what the worker says that one would take by its fit, whatever size ran of late. Where a
+worker has no good fit, they are supposed to last as long as its batches of late. While those are small this errs to the low side, which is
+the right one: under load they fill, and the forecast becomes exact within a few of them.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Forecast:
 
     def update(self, workers: Sequence[Worker]) -> None:
         """Take in who may get work now, and how large their batches may be."""
-        known = all(w.batch_s for w in workers)
-        self.rows_per_s = sum(w.batch_limit / w.batch_s for w in workers) if known else 0.0
+        full_s = [w.full_batch_s or w.batch_s for w in workers]
+        self.rows_per_s = sum(w.batch_limit / s for w, s in zip(workers, full_s, strict=True)) if all(full_s) else 0.0
 
     def wait_s(self, backlog: Backlog, workers: Sequence[Worker], tenant: Tenant, priority: int) -> float:
         """Return how long a newcomer of this tenant and priority would wait; 0 when unknown."""

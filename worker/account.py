@@ -8,8 +8,9 @@ from gpupool.batches import SIZES
 
 from .batch import CloseReason
 
-#: Weight of the newest batch in the smoothed fill.
+#: Weight of the newest batch in the smoothed fill, from which batch on; before it is a plain mean.
 _NEWEST: Final = 1 / 16
+_PLAIN: Final = 16
 
 
 class Account:
@@ -30,9 +31,18 @@ class Account:
         self.batches += 1
         self.rows += rows
         self.borrowed += borrowed
-        self.fill += (rows / limit - self.fill) * max(_NEWEST, 1 / self.batches)
+        self.fill += (rows / limit - self.fill) * (_NEWEST if self.batches > _PLAIN else 1 / self.batches)
         self.closed[reason] = self.closed.get(reason, 0) + 1
         self.sizes[min((rows - 1).bit_length(), len(SIZES))] += 1
+
+    def include(self, other: Account) -> None:
+        """Count another's batches too. The smoothed fill stays: it tells of what is there now."""
+        self.batches += other.batches
+        self.rows += other.rows
+        self.borrowed += other.borrowed
+        for reason, count in other.closed.items():
+            self.closed[reason] = self.closed.get(reason, 0) + count
+        self.sizes = [mine + more for mine, more in zip(self.sizes, other.sizes, strict=True)]
 
     def describe(self) -> dict[str, Any]:
         """Tell people."""
@@ -46,22 +56,25 @@ class Account:
 
 
 class Turnaround:
-    """How long the device had nothing to do between two batches although the second was full: what our own work between them costs it."""
+    """How long the device waited for us: from the end of a batch to the begin of one that was full and complete by then.
+
+    A pause in which nothing waited, or in which the next batch was still filling up, is none that our own work costs.
+    """
 
     __slots__ = ("_ended_at", "busy_s", "idle_s", "pairs")
 
     def __init__(self) -> None:
         self.pairs = 0
         self.idle_s = self.busy_s = 0.0
-        self._ended_at = 0.0  # 0: the batch before was none to measure from
+        self._ended_at = 0.0  # of the batch before; 0: there was none
 
-    def ran(self, started_at: float, seconds: float, *, full: bool) -> None:
-        """Take in a batch: when it began, in monotonic seconds, and how long it took."""
-        if full and self._ended_at:
+    def ran(self, started_at: float, seconds: float, complete_at: float | None) -> None:
+        """Take in a batch: when it began, how long it took, and when the last of its samples had come if it was full. Monotonic seconds."""
+        if complete_at is not None and complete_at <= self._ended_at:
             self.pairs += 1
             self.idle_s += started_at - self._ended_at
             self.busy_s += seconds
-        self._ended_at = started_at + seconds if full else 0.0
+        self._ended_at = started_at + seconds
 
     def describe(self) -> dict[str, Any]:
         """Tell people: the mean gap, and what share of the batch time it is."""

@@ -97,7 +97,7 @@ class Backlog:
             self._at_rest = True
             self._rests.notify()
             while True:
-                self._batcher.batch_share, self._batcher.window_share = self._record.set_shares()
+                self._read_shares()
                 now = self._clock()
                 if expired := self._batcher.expire(now):
                     self._expired += expired
@@ -108,7 +108,6 @@ class Backlog:
                 if batch is not None:
                     self._at_rest = False
                     self._running = batch.rows
-                    self._record.limits(self._batcher.lowest_limit(), self._batcher.longest_window())
                     self._publish()
                     # Under the lock: the link may let go of a request's rows as soon as it ends.
                     return batch, [s for share in batch.shares for s in share.item.owner.samples(share.start, share.stop)]
@@ -139,10 +138,10 @@ class Backlog:
         """Note the end of a batch, for the forecasts if it went well: when it began and how long it took, in monotonic seconds."""
         with self._changed:
             self._running = 0
-            self._turnaround.ran(started_at, seconds, full=batch.reason is CloseReason.FULL)
+            self._turnaround.ran(started_at, seconds, _complete_at(batch))
             self._batcher.ran(batch, seconds if clean else None, self._clock())
-            self._record.service(self._batcher.service_s)
-            self._record.limits(self._batcher.lowest_limit(), self._batcher.longest_window())
+            self._record.service(self._batcher.service_s, self._batcher.full_batch_s)
+            self._publish_limits()
             self._publish()
 
     def report(self, names: Sequence[str]) -> dict[str, Any]:
@@ -160,17 +159,15 @@ class Backlog:
         """Put new batching settings into force from the next batch on."""
         with self._changed:
             self._batcher.configure(policies)
-            self._record.limits(self._batcher.lowest_limit(), self._batcher.longest_window())
+            self._publish_limits()
             self._changed.notify()
 
     def refresh(self) -> None:
         """Read the supervisor's limits although no batch is due, so that they hold and the board shows it."""
         with self._changed:
-            shares = self._record.set_shares()
-            if shares != (self._batcher.batch_share, self._batcher.window_share):
-                self._batcher.batch_share, self._batcher.window_share = shares
+            if self._read_shares():
                 self._changed.notify()
-            self._record.limits(self._batcher.lowest_limit(), self._batcher.longest_window())
+            self._publish_limits()
 
     @property
     def quiet(self) -> bool:
@@ -190,5 +187,23 @@ class Backlog:
         with self._changed:
             return self._batcher.lowest_limit()
 
+    def _read_shares(self) -> bool:
+        """Put the shares that the supervisor wants into force; return whether they are new."""
+        batcher = self._batcher
+        batch_share, window_share = self._record.set_shares()
+        if batch_share == batcher.batch_share and window_share == batcher.window_share:
+            return False
+        batcher.batch_share, batcher.window_share = batch_share, window_share
+        self._publish_limits()
+        return True
+
+    def _publish_limits(self) -> None:
+        self._record.limits(self._batcher.lowest_limit(), self._batcher.longest_window())
+
     def _publish(self) -> None:
         self._record.queue(self._running, self._batcher.rows + self._undecoded)
+
+
+def _complete_at(batch: Batch) -> float | None:
+    """When the last row of a full batch had come; None for one that closed for another reason."""
+    return max([share.item.arrived for share in batch.shares]) if batch.reason is CloseReason.FULL else None

@@ -12,6 +12,8 @@ from .ceiling import GroupKey
 class CloseReason(StrEnum):
     """Why a batch closed."""
 
+    __hash__ = str.__hash__  # Enum's own is written in Python, and batches are counted by this
+
     FULL = "full"  # the limit is reached
     MIN = "min"  # min_batch are there
     WINDOW = "window"  # the window from the first arrival is over
@@ -44,8 +46,7 @@ class Share(NamedTuple):
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """What runs now. `key` is that of its longest rows: those of shorter buckets may fill it up."""
 
     key: GroupKey

@@ -72,6 +72,8 @@ class Ceilings:
 
         Others plan by it how much work a worker should hold: were it that of the longest bucket, short samples would never fill a batch.
         """
+        if not self._ceilings:
+            return None
         by_model: dict[int, int] = {}
         for (model, _), limit in self.limits().items():
             by_model[model] = max(limit, by_model.get(model, 0))

@@ -27,9 +27,15 @@ _MIN_SPREAD: Final = 1e-3
 
 
 class BatchFit:
-    """The fit of one model and bucket. All times in seconds."""
+    """The fit of one model and bucket. All times in seconds.
 
-    __slots__ = ("_n", "_nn", "_nt", "_t", "_w", "batches", "fixed_s", "per_sample_s", "residual_s")
+    Attributes:
+        known: whether enough batches were seen to tell what one takes.
+        good: whether the line is known and fits well enough to act on.
+        mean_s: the mean time of a batch of late.
+    """
+
+    __slots__ = ("_n", "_nn", "_nt", "_t", "_w", "batches", "fixed_s", "good", "known", "mean_s", "per_sample_s", "residual_s")
 
     def __init__(self) -> None:
         self._w = self._n = self._nn = self._t = self._nt = 0.0
@@ -37,28 +43,15 @@ class BatchFit:
         self.fixed_s = 0.0
         self.per_sample_s = 0.0
         self.residual_s = 0.0
-
-    @property
-    def known(self) -> bool:
-        """Whether enough batches were seen to tell what one takes."""
-        return self.batches >= EVIDENCE
-
-    @property
-    def good(self) -> bool:
-        """Whether the line is known and fits well enough to act on."""
-        return self.batches >= EVIDENCE and self.residual_s <= max(_NOISE_S, POOR * self.mean_s)
-
-    @property
-    def mean_s(self) -> float:
-        """The mean time of a batch of late."""
-        return self._t / self._w if self._w else 0.0
+        self.mean_s = 0.0
+        self.known = self.good = False
 
     def add(self, samples: int, seconds: float) -> None:
         """Take in one batch that ran cleanly."""
         self.batches += 1
         if self.batches == 2:  # the first one paid for what is made at first use
             self._w = self._n = self._nn = self._t = self._nt = 0.0
-        if self.known:
+        if self.batches >= EVIDENCE:
             expected = self.fixed_s + self.per_sample_s * samples
             seconds = min(seconds, WILD * max(expected, self.mean_s, _NOISE_S))
             miss = min(abs(seconds - expected), self.mean_s)
@@ -69,16 +62,20 @@ class BatchFit:
         self._t = self._t * FORGET + seconds
         self._nt = self._nt * FORGET + samples * seconds
         self._solve()
+        self.mean_s = self._t / self._w
+        self.known = self.batches >= EVIDENCE
+        self.good = self.known and self.residual_s <= max(_NOISE_S, POOR * self.mean_s)
 
     def predict(self, samples: int) -> float:
         """Expected time of a batch; 0 until known."""
         return self.fixed_s + self.per_sample_s * samples if self.known else 0.0
 
     def _solve(self) -> None:
-        spread = self._w * self._nn - self._n * self._n
-        if spread > _MIN_SPREAD * self._n * self._n:
-            slope = (self._w * self._nt - self._n * self._t) / spread
-            fixed = (self._t - slope * self._n) / self._w
+        w, n, t = self._w, self._n, self._t
+        spread = w * self._nn - n * n
+        if spread > _MIN_SPREAD * n * n:
+            slope = (w * self._nt - n * t) / spread
+            fixed = (t - slope * n) / w
             if slope >= 0.0 and fixed >= 0.0:
                 self.fixed_s, self.per_sample_s = fixed, slope
                 return
@@ -86,4 +83,4 @@ class BatchFit:
                 self.fixed_s, self.per_sample_s = 0.0, self._nt / self._nn
                 return
         # All batches alike (or noise): call all of it fixed. That is the upper bound of `a`, so batches of other sizes get tried.
-        self.fixed_s, self.per_sample_s = self._t / self._w, 0.0
+        self.fixed_s, self.per_sample_s = t / w, 0.0

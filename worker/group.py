@@ -19,6 +19,7 @@ DEADLINE_MARGIN_S: Final = 0.002
 NEVER: Final = float("inf")
 #: A close that was due when it became possible.
 AT_ONCE: Final = -NEVER
+_ROUNDING: Final = 1e-6  # 0.29 x 100 is 28.999… in floats, and means 29
 
 
 class Group:
@@ -26,6 +27,8 @@ class Group:
 
     __slots__ = (
         "account",
+        "allowed",
+        "bucketless",
         "deadline",
         "feedback",
         "first",
@@ -43,6 +46,7 @@ class Group:
         self.key = key
         self.queue: list[Item] = []
         self.rows = 0
+        self.allowed = 1  # limit by the settings, the tuner and the share in force; what memory allows besides may be less
         self.first = NEVER  # earliest arrival of those that wait
         self.deadline = NEVER  # earliest of theirs
         self.freed_at = 0.0  # when the device last became free while somebody waited here
@@ -54,19 +58,30 @@ class Group:
     def configure(self, policy: BatchingSpec) -> None:
         """Put settings into force. Forecasts of arrivals and the search for the limit start anew; what batches cost stays known."""
         self.policy = policy
+        #: The settings do not name this bucket any more: it goes when what waits has left.
+        self.bucketless = self.key[1] != 0 and self.key[1] not in policy.length_buckets
         self.gaps = ArrivalGaps(policy)
         self.tuning = Tuning(policy) if policy.p99_ms else None
+
+    def allow(self, batch_share: float) -> None:
+        """Work out `allowed` after what it follows from has changed."""
+        most = self.policy.max_batch if self.tuning is None else self.tuning.limit
+        self.allowed = share_of(most, batch_share)
 
     def add(self, item: Item, now: float) -> None:
         """Queue an item by its order."""
         queue = self.queue
-        if not queue or queue[-1].order < item.order:
+        if not queue:
             queue.append(item)
+            self.first, self.deadline = now, item.deadline
         else:
-            insort(queue, item, key=order)
+            if queue[-1].order < item.order:
+                queue.append(item)
+            else:
+                insort(queue, item, key=order)
+            if item.deadline < self.deadline:  # noqa: PLR1730  # once for each request, and a call costs three times as much
+                self.deadline = item.deadline
         self.rows += item.rows
-        self.first = min(self.first, now)
-        self.deadline = min(self.deadline, item.deadline)
         self.gaps.add(now, self.rows)
 
     def freed(self, now: float) -> None:
@@ -77,10 +92,12 @@ class Group:
 
     def count(self) -> None:
         """Work out what follows from the queue, after items have left it."""
-        queue = self.queue
-        self.rows = sum(i.rows - i.taken for i in queue)
-        self.first = min((i.arrived for i in queue), default=NEVER)
-        self.deadline = min((i.deadline for i in queue), default=NEVER)
+        if queue := self.queue:
+            self.rows = sum([i.rows - i.taken for i in queue])
+            self.first = min([i.arrived for i in queue])
+            self.deadline = min([i.deadline for i in queue])
+        else:
+            self.rows, self.first, self.deadline = 0, NEVER, NEVER
 
     def closing(self, limit: int, window_share: float) -> tuple[float, CloseReason]:
         """Say when the batch closes, if nobody else comes, and why."""
@@ -125,12 +142,13 @@ class Group:
             if item.deadline <= now:
                 left.append(item)
                 continue
-            start = item.taken
-            item.taken = stop = min(item.rows, start + room)
+            start, stop = item.taken, item.rows
+            if stop - start > room:
+                stop = start + room
+                left.append(item)
+            item.taken = stop
             room -= stop - start
             shares.append(Share(item, start, stop))
-            if stop < item.rows:
-                left.append(item)
         self.queue = left
         self.count()
         return shares
@@ -166,6 +184,11 @@ class Group:
             "tuning": None if self.tuning is None else self.tuning.describe(),
             **self.account.describe(),
         }
+
+
+def share_of(most: int, batch_share: float) -> int:
+    """Return how many samples a share of a limit is; at least one."""
+    return max(1, int(most * batch_share + _ROUNDING))
 
 
 def order(item: Item) -> tuple[int, int]:

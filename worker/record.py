@@ -29,6 +29,7 @@ class Record:
         self._progress = 0
         self._batches = 0
         self._samples = 0
+        self._limits = (0, 0.0)  # that the board shows
 
     def _set(self, word: SlotWord, value: int) -> None:
         self._board.set_slot(self._slot, word, value)
@@ -74,9 +75,10 @@ class Record:
         self._set(SlotWord.BATCHES, self._batches)
         self._set(SlotWord.SAMPLES, self._samples)
 
-    def service(self, per_sample_s: float) -> None:
-        """Publish what a sample takes of late; 0 while unknown."""
+    def service(self, per_sample_s: float, full_batch_s: float) -> None:
+        """Publish what a sample takes of late, and what a batch of BATCH_LIMIT would; 0 while unknown."""
         self._set(SlotWord.SERVICE_NS, max(1, int(per_sample_s * 1e9)) if per_sample_s else 0)
+        self._set(SlotWord.FULL_BATCH_NS, int(full_batch_s * 1e9))
 
     def queue(self, running: int, queued: int) -> None:
         """Publish samples running and queued."""
@@ -84,7 +86,10 @@ class Record:
         self._set(SlotWord.QUEUE, pack_queue(self._sequence, running, queued))
 
     def limits(self, batch_limit: int, window_s: float) -> None:
-        """Publish the limits in force."""
+        """Publish the limits in force; asked to after each batch, it writes what is new."""
+        if (batch_limit, window_s) == self._limits:
+            return
+        self._limits = batch_limit, window_s
         self._set(SlotWord.BATCH_LIMIT, batch_limit)
         self._set(SlotWord.WINDOW_NS, int(window_s * 1e9))
 

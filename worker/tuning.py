@@ -4,6 +4,9 @@ Additive increase, multiplicative decrease, as TCP does it and Clipper (NSDI 201
 arrival in the worker to the end of its batch, so with one batch ahead about two batch times; what a request waits in the router under
 overload no batch size would mend. Only full batches are judged: where they are not full the limit is not what makes them slow.
 
+Each try of a size that breaks the objective makes two batches late. So that the tries alone never use the objective up, the size that broke
+it is remembered, and tried again only when so many samples have kept it since that those late ones are half of what is allowed.
+
 An objective that batches of one cannot keep would only cost throughput: then the limit goes back to the configured one, and says so.
 """
 
@@ -22,6 +25,8 @@ LATE: Final = 0.01
 EVIDENCE_ROWS: Final = 100
 EVIDENCE_BATCHES: Final = 4
 CUT: Final = 0.75
+#: Late samples that one in time makes up for.
+_REPAID: Final = LATE / 2
 #: Full batches after a cut that do not count: their samples waited under the limit before.
 _SETTLE: Final = 2
 #: Steps from nothing to the configured limit.
@@ -33,6 +38,7 @@ class TuningState(StrEnum):
 
     RISING = "rising"
     HIGHEST = "highest"  # the objective is kept at max_batch
+    SETTLED = "settled"  # one step more has broken the objective, and is not to be tried again yet
     CUT = "cut"
     UNREACHABLE = "unreachable"  # not even batches of one keep the objective: it is not acted on
 
@@ -42,9 +48,11 @@ class Tuning:
 
     __slots__ = (
         "_batches",
+        "_broke",
         "_late",
         "_most",
         "_objective_s",
+        "_owed",
         "_seen",
         "_settling",
         "_step",
@@ -62,6 +70,8 @@ class Tuning:
         self.state = TuningState.RISING
         self.raises = self.cuts = 0
         self._settling = 0
+        self._broke = 0  # the limit that last broke the objective; 0: none that is to be heeded
+        self._owed = 0.0  # late samples that those in time have not made up for
         self._begin()
 
     def ran(self, rows: int, waited_s: list[float], limit: int, fit: BatchFit) -> None:
@@ -73,34 +83,59 @@ class Tuning:
             limit: the limit that was in force; below ours where memory or missing workers set it.
             fit: of batch times.
         """
-        if fit.good and 2 * fit.predict(1) > self._objective_s:
-            self.state, self.limit = TuningState.UNREACHABLE, self._most
-            self._begin()
+        self._judge_reach(rows, fit)
+        if self.state is TuningState.UNREACHABLE or rows < limit:
             return
-        if self.state is TuningState.UNREACHABLE:
-            self.state = TuningState.RISING
-        if rows < limit:
-            return
+        late = sum([waited > self._objective_s for waited in waited_s])
+        self._owed += late
         if self._settling:
             self._settling -= 1
             return
         self._batches += 1
         self._seen += len(waited_s)
-        self._late += sum(waited > self._objective_s for waited in waited_s)
+        self._late += late
         if self._late > max(1.0, LATE * max(self._seen, EVIDENCE_ROWS)):
-            if min(rows, self.limit) > 1:
-                self.limit = max(1, int(CUT * min(rows, self.limit)))
-                self.cuts += 1
-            self.state, self._settling = TuningState.CUT, _SETTLE
+            self._cut(min(rows, self.limit))
             self._begin()
         elif self._seen >= EVIDENCE_ROWS and self._batches >= EVIDENCE_BATCHES:
-            if self.limit >= self._most:
-                self.state = TuningState.HIGHEST
-            elif rows >= self.limit:  # else something else held the batch below what we allow
-                self.limit = min(self._most, self.limit + self._step)
-                self.raises += 1
-                self.state = TuningState.RISING
+            self._kept(rows)
             self._begin()
+
+    def _judge_reach(self, rows: int, fit: BatchFit) -> None:
+        """Find out whether batches of one would keep the objective, with another one ahead.
+
+        A fit without a slope, of batches all alike, only bounds their time from above: if that is too long, nothing follows.
+        """
+        if not fit.good:
+            return
+        if 2 * fit.predict(1) <= self._objective_s:
+            if self.state is TuningState.UNREACHABLE:
+                self.state = TuningState.RISING
+        elif fit.per_sample_s or rows == 1:
+            self.state, self.limit = TuningState.UNREACHABLE, self._most
+            self._begin()
+
+    def _cut(self, size: int) -> None:
+        if size > 1:
+            self.limit = max(1, int(CUT * size))
+            self.cuts += 1
+        self._broke = size
+        self.state, self._settling = TuningState.CUT, _SETTLE
+
+    def _kept(self, rows: int) -> None:
+        self._owed = max(0.0, self._owed - _REPAID * self._seen)
+        if rows >= self._broke:
+            self._broke = 0
+        if self.limit >= self._most:
+            self.state = TuningState.HIGHEST
+        elif rows < self.limit:  # something else held the batch below what we allow
+            return
+        elif self._broke and self._owed and self.limit + self._step >= self._broke:
+            self.state = TuningState.SETTLED
+        else:
+            self.limit = min(self._most, self.limit + self._step)
+            self.raises += 1
+            self.state = TuningState.RISING
 
     def _begin(self) -> None:
         self._seen = self._late = self._batches = 0

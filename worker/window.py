@@ -27,14 +27,16 @@ the first arrival, and none from min_batch on.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Final
 
 from gpupool.spec import BatchingSpec
 
 from .fit import BatchFit
 
-#: Weight of the newest gap: a change of traffic is believed within some eight arrivals.
+#: Weight of the newest gap, from which gap on: a change of traffic is believed within some eight arrivals. Before it is a plain mean.
 _NEWEST: Final = 1 / 8
+_PLAIN: Final = 8
 #: Gaps before their mean is believed.
 _EVIDENCE: Final = 8
 APART: Final = 8
@@ -62,10 +64,14 @@ class Gap:
 
     def add(self, gap_s: float, longest_s: float) -> None:
         """Take in one gap."""
-        self.count += 1
-        weight = max(_NEWEST, 1 / self.count)  # a plain mean at first
-        self.mean_s += (min(gap_s, longest_s) - self.mean_s) * weight
-        self.share += ((gap_s < longest_s) - self.share) * weight
+        self.count = count = self.count + 1
+        weight = _NEWEST if count > _PLAIN else 1 / count
+        if gap_s < longest_s:
+            self.mean_s += (gap_s - self.mean_s) * weight
+            self.share += (1.0 - self.share) * weight
+        else:
+            self.mean_s += (longest_s - self.mean_s) * weight
+            self.share -= self.share * weight
 
 
 class ArrivalGaps:
@@ -76,8 +82,10 @@ class ArrivalGaps:
     def __init__(self, policy: BatchingSpec) -> None:
         self._idle_s, self._window_s = policy.idle_window_ms / 1000, policy.window_ms / 1000
         self._min_batch, self._most = policy.min_batch, policy.max_batch
-        self._exact: dict[int, Gap] = {}  # by samples waiting, fewer than max_batch; negative: behind a batch that ended
-        self._alike: dict[int, Gap] = {}  # the same by their bit length
+        self._exact: defaultdict[int, Gap] = defaultdict(
+            Gap
+        )  # by samples waiting, fewer than max_batch; negative: behind a batch that ended
+        self._alike: defaultdict[int, Gap] = defaultdict(Gap)  # the same by their bit length
         self._since = 0.0
         self._waiting = 0  # 0: nothing has arrived yet
         self._behind = False
@@ -87,10 +95,10 @@ class ArrivalGaps:
         before = self._waiting
         if 0 < before < self._most:  # whether more should wait is never asked
             gap_s, longest_s = now - self._since, self._idle_s if before < self._min_batch else self._window_s
-            sign = -1 if self._behind else 1
-            _of(self._exact, sign * before).add(gap_s, longest_s)
+            self._exact[-before if self._behind else before].add(gap_s, longest_s)
             if before >= APART:
-                _of(self._alike, sign * before.bit_length()).add(gap_s, longest_s)
+                alike = before.bit_length()
+                self._alike[-alike if self._behind else alike].add(gap_s, longest_s)
         self._since = now
         self._waiting = waiting
         self._behind = False
@@ -112,13 +120,6 @@ class ArrivalGaps:
 
 
 _UNKNOWN: Final = Gap()
-
-
-def _of(gaps: dict[int, Gap], key: int) -> Gap:
-    gap = gaps.get(key)
-    if gap is None:
-        gap = gaps[key] = Gap()
-    return gap
 
 
 class Feedback:

@@ -25,6 +25,7 @@ from demonstrations import (
     leak_watch,
     low_high,
     memory,
+    objective,
     overflow,
     overload,
     poison,
@@ -53,6 +54,7 @@ ALL: Final[dict[str, tuple[Show, float, float]]] = {
     "batching": (batching.show, 24.0, 6.0),
     "buckets": (buckets.show, 40.0, 8.0),
     "threads": (threads.show, 48.0, 12.0),
+    "objective": (objective.show, 40.0, 16.0),
 }
 
 

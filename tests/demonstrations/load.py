@@ -54,6 +54,7 @@ class Seen:
     ok_at: list[float] = field(default_factory=list)
     by_worker: dict[str, int] = field(default_factory=dict)
     forwards_ms: list[float] = field(default_factory=list)
+    queues_ms: list[float] = field(default_factory=list)  # in the worker, before forward
     order: list[tuple[float, str, int]] = field(default_factory=list)  # at, code, worker (-1: none), as they came
 
     @property
@@ -75,6 +76,7 @@ class Seen:
         self.ok_at += other.ok_at
         self.by_worker = dict(Counter(self.by_worker) + Counter(other.by_worker))
         self.forwards_ms += other.forwards_ms
+        self.queues_ms += other.queues_ms
         self.order = sorted(self.order + other.order)
         return self
 
@@ -171,6 +173,7 @@ def send_all(job: Job) -> Seen:
             seen.ok_at.append(now - began)
             seen.by_worker[str(worker)] = seen.by_worker.get(str(worker), 0) + 1
             seen.forwards_ms.append(header["timings_ms"]["forward"])
+            seen.queues_ms.append(header["timings_ms"]["queue"])
         return connection
 
     for number in range(job.open):

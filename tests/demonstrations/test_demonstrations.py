@@ -13,7 +13,7 @@ pytestmark = pytest.mark.processes
 
 
 #: Of these nothing but times would be left, and they take long.
-NOT_HERE = {"batching", "buckets", "fairness", "low-high", "threads"}
+NOT_HERE = {"batching", "buckets", "fairness", "low-high", "objective", "threads"}
 
 
 @pytest.mark.parametrize("name", sorted(set(ALL) - NOT_HERE))

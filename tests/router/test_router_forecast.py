@@ -6,10 +6,11 @@ import pytest
 
 from gpupool.link import Hello, Result
 from gpupool.router.backlog import Backlog
+from gpupool.router.balance import Reading, apply_readings
 from gpupool.router.forecast import Forecast
 from gpupool.router.requests import Request
 from gpupool.router.tenants import Tenant
-from gpupool.router.workers import Worker
+from gpupool.router.workers import Fleet, Worker
 
 
 def worker(batch_s: float = 0.0, limit: int = 10) -> Worker:
@@ -59,3 +60,40 @@ def test_duration_follows_slowly_and_heeds_real_batches_only() -> None:
     forecast.learn(w, Result(4, "invalid_input"))
 
     assert w.batch_s == pytest.approx(1.2)
+
+
+def test_full_batches_take_what_the_workers_say_however_small_those_of_late_were() -> None:
+    """Batches of one took 10 ms, of 9 + n ms: a full one of 32 takes 41."""
+    forecast, fleet = Forecast(), Fleet(100, 1 << 20)
+    small = Worker(b"w", Hello(0, 1, 1, "", 32))
+    fleet.add(small)
+    forecast.learn(small, Result(1, "ok", batch_size=1, forward_s=0.010))
+    forecast.update([small])
+    assert forecast.rows_per_s == pytest.approx(3200), "four times too fast"
+
+    apply_readings(fleet, [Reading(0, 1, 1, 32, 0.010, full_batch_s=0.041)], 0.0)
+    forecast.update([small])
+
+    assert forecast.rows_per_s == pytest.approx(32 / 0.041)
+    assert forecast.wait_s(backlog_of(640), [small], ME, 5) == pytest.approx(20 * 0.041)
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        Reading(0, 1, 1, 32, 0.010),
+        Reading(0, 1, 1, 32, 0.010, full_batch_s=1e12),
+        Reading(0, 2, 1, 32, 0.010, full_batch_s=0.041),
+    ],
+)
+def test_a_worker_that_knows_no_full_batch_is_judged_by_those_that_ran(reading: Reading) -> None:
+    forecast, fleet = Forecast(), Fleet(100, 1 << 20)
+    there = Worker(b"w", Hello(0, 1, 1, "", 32))
+    fleet.add(there)
+    there.batch_s = 0.010
+    apply_readings(fleet, [Reading(0, 1, 1, 32, 0.010, full_batch_s=0.041)], 0.0)
+
+    apply_readings(fleet, [reading], 0.0)
+    forecast.update([there])
+
+    assert forecast.rows_per_s == pytest.approx(3200)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -523,6 +524,61 @@ def test_the_time_per_sample_is_of_all_samples_not_of_all_batches() -> None:
             learn(batcher, rows, 0.010 + 0.001 * rows)
 
     assert batcher.service_s == pytest.approx((0.011 + 0.042) / 33, rel=0.1)
+
+
+def test_a_full_batch_is_told_by_the_fit_although_only_small_ones_ran() -> None:
+    batcher = make(BatchingSpec(max_batch=32))
+    fill(batcher, 1)
+    batcher.take(T + 1)
+    assert batcher.full_batch_s == 0.0
+    for n in range(40):
+        learn(batcher, 1 + n % 3, 0.009 + 0.001 * (1 + n % 3))
+
+    assert batcher.full_batch_s == pytest.approx(0.041)
+    batcher.batch_share = 0.5
+    learn(batcher, 1, 0.010)
+    assert batcher.full_batch_s / batcher.lowest_limit() == pytest.approx(0.041 / 32, rel=0.1)
+
+
+def test_a_full_batch_is_of_what_ran_of_late_and_unknown_where_no_line_fits() -> None:
+    batcher = taught({16: (0.010, 0.001), 32: (0.010, 0.004)})
+    for n in range(60):
+        learn(batcher, 1 + n % 8, 0.010 + 0.001 * (1 + n % 8), (0, 16))
+    assert batcher.full_batch_s == pytest.approx(0.018, rel=0.01)
+    for n in range(60):
+        learn(batcher, 1 + n % 8, 0.010 + 0.004 * (1 + n % 8), (0, 32))
+    assert batcher.full_batch_s == pytest.approx(0.042, rel=0.01)
+
+    for n in range(60):
+        learn(batcher, 4, (0.001, 0.1)[n % 2], (0, 32))
+    assert batcher.full_batch_s == 0.0
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        lambda b: b.take(T + 1),
+        lambda b: b.cancel(1),
+        lambda b: b.expire(T + 100),
+        lambda b: b.clear(),
+        lambda b: (b.add(item(2, key=(0, 16), alone=True), T), b.take(T + 1), b.take(T + 1)),
+    ],
+    ids=["run", "cancelled", "expired", "cleared", "after a suspect"],
+)
+def test_a_bucket_that_a_reload_has_removed_is_forgotten_with_its_tuner_as_soon_as_it_is_empty(
+    leave: Callable[[Batcher], object],
+) -> None:
+    tuned = BatchingSpec(max_batch=32, min_batch=8, p99_ms=50.0, length_buckets=(16,))
+    batcher = make(tuned)
+    batcher.add(item(1, key=(0, 16)), T)
+    batcher.configure([replace(tuned, length_buckets=())])
+    assert batcher.lowest_limit() == 8
+
+    leave(batcher)
+
+    assert batcher.lowest_limit() == 32
+    assert batcher.describe(["m"])["groups"] == []
+    assert batcher.rows == 0
 
 
 BUCKETS = (8, 64, 0)

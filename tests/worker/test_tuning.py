@@ -67,6 +67,16 @@ def test_an_objective_below_two_batches_of_one_is_not_acted_on() -> None:
     assert tuning.state is TuningState.RISING
 
 
+def test_batches_all_alike_say_nothing_of_batches_of_one() -> None:
+    tuning, fit = Tuning(POLICY), BatchFit()
+    for _ in range(40):
+        fit.add(20, 0.0251)
+
+    tuning.ran(20, [0.030] * 20, 20, fit)
+
+    assert (tuning.limit, tuning.state) == (8, TuningState.RISING)
+
+
 def test_batches_that_are_not_full_say_nothing() -> None:
     tuning, fit = Tuning(POLICY), BatchFit()
     for _ in range(100):
@@ -88,6 +98,36 @@ def test_it_does_not_rise_where_something_else_is_the_limit() -> None:
     saturate(tuning, 500, 0.001, 0.0, cap=4)
 
     assert tuning.limit == 8
+
+
+def test_the_search_itself_keeps_the_objective_once_it_has_settled() -> None:
+    """Under steady load, each sample waits for the batch before its own: 2 (5 + n) ms, so 20 is the most."""
+    tuning, fit, before = Tuning(POLICY), BatchFit(), 0.0
+    late = seen = 0
+    states = set()
+    for turn in range(6000):
+        rows = tuning.limit
+        seconds = 0.005 + 0.001 * rows
+        waited_s, before = before + seconds, seconds
+        fit.add(rows, seconds)
+        tuning.ran(rows, [waited_s] * rows, rows, fit)
+        if turn >= 500:
+            seen += rows
+            late += rows * (waited_s > 0.050)
+            states.add(tuning.state)
+
+    assert 0 < late / seen <= 0.01, "it still tries more now and then"
+    assert states == {TuningState.RISING, TuningState.CUT, TuningState.SETTLED}
+    assert tuning.cuts >= 3
+
+
+def test_a_device_that_becomes_faster_is_followed_beyond_the_size_that_broke_the_objective() -> None:
+    tuning = Tuning(POLICY)
+    saturate(tuning, 500, 0.005, 0.001)
+    assert tuning.limit < 21
+    saturate(tuning, 1500, 0.002, 0.0001)
+
+    assert (tuning.limit, tuning.state) == (32, TuningState.HIGHEST)
 
 
 @settings(deadline=None)

@@ -1,0 +1,95 @@
+"""What the batcher's shell publishes on the board, and what it counts between batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from gpupool.board import Board, SlotWord
+from gpupool.spec import BatchingSpec
+from gpupool.worker.backlog import Backlog
+from gpupool.worker.batch import Batch, Item
+from gpupool.worker.batcher import Batcher
+from gpupool.worker.ceiling import Ceilings
+from gpupool.worker.record import Record
+
+
+class Owner:
+    def samples(self, start: int, stop: int) -> Sequence[Any]:
+        return range(start, stop)
+
+
+class Stage:
+    """A backlog on a real board, with a clock of ours and a device that takes 8 + n ms."""
+
+    def __init__(self, board: Board, policy: BatchingSpec) -> None:
+        self.board, self.now, self.ticket = board, 1000.0, 0
+        self.backlog = Backlog(Batcher([policy], Ceilings()), Record(board, 0), clock=lambda: self.now)
+
+    def add(self, count: int) -> None:
+        self.ticket += count
+        owner = Owner()
+        items = [Item(self.ticket - n, (0, 0), 1e9, owner=owner) for n in range(count)]
+        self.backlog.add(items, undecoded=0)
+
+    def begin(self) -> Batch:
+        taken = self.backlog.next_batch()
+        assert taken
+        return taken[0]
+
+    def end(self, batch: Batch) -> None:
+        began, seconds = self.now, 0.008 + 0.001 * batch.rows
+        self.now += seconds
+        self.backlog.ran(batch, began, seconds, clean=True)
+
+    def word(self, word: SlotWord) -> int:
+        return self.board.get_slot(0, word)
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    board = Board.create(1)
+    yield Stage(board, BatchingSpec(max_batch=32, min_batch=1, adaptive=False))
+    board.close()
+
+
+def test_the_board_tells_a_full_batch_by_the_fit_as_soon_as_that_is_good(stage: Stage) -> None:
+    for n in range(7):
+        stage.add(1 + n % 4)
+        stage.end(stage.begin())
+    assert stage.word(SlotWord.FULL_BATCH_NS) == 0
+
+    for n in range(20):
+        stage.add(1 + n % 4)
+        stage.end(stage.begin())
+
+    assert stage.word(SlotWord.FULL_BATCH_NS) / 1e9 == pytest.approx(0.040)
+    assert stage.word(SlotWord.SERVICE_NS) / 1e9 == pytest.approx(0.0105 / 2.5, rel=0.2)
+
+
+def test_shares_that_the_supervisor_sets_hold_for_the_next_batch_and_show(stage: Stage) -> None:
+    stage.backlog.refresh()
+    assert (stage.word(SlotWord.BATCH_LIMIT), stage.word(SlotWord.WINDOW_NS)) == (32, 5_000_000)
+    stage.board.set_slot(0, SlotWord.SET_BATCH_PPM, 500_000)
+    stage.board.set_slot(0, SlotWord.SET_WINDOW_PPM, 200_000)
+    stage.add(40)
+
+    assert stage.begin().rows == 16
+
+    assert (stage.word(SlotWord.BATCH_LIMIT), stage.word(SlotWord.WINDOW_NS)) == (16, 1_000_000)
+
+
+def test_only_pauses_before_a_full_batch_that_waited_count_as_ours(stage: Stage) -> None:
+    stage.add(64)
+    stage.end(stage.begin())
+    stage.now += 0.001  # our own work
+    stage.end(stage.begin())
+    stage.now += 5.0  # nobody asks
+    stage.add(32)
+    stage.end(stage.begin())
+
+    between = stage.backlog.report(["m"])["between_full"]
+
+    assert (between["pairs"], between["gap_ms"]) == (1, pytest.approx(1.0))
