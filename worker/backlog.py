@@ -140,7 +140,7 @@ class Backlog:
             self._running = 0
             self._turnaround.ran(started_at, seconds, _complete_at(batch))
             self._batcher.ran(batch, seconds if clean else None, self._clock())
-            self._record.service(self._batcher.service_s, self._batcher.full_batch_s)
+            self._record.service(self._batcher.service_s, self._batcher.full_row_s)
             self._publish_limits()
             self._publish()
 
