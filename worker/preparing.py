@@ -94,7 +94,8 @@ class Preparing:
             return
         for request in list(self._requests.values()):
             if request.deadline <= now:
-                self._end(request, Failure(ErrorCode.DEADLINE_EXCEEDED, "the deadline passed before the work began"))
+                when = "in preprocess" if request.prepared else "before the work began"
+                self._end(request, Failure(ErrorCode.DEADLINE_EXCEEDED, f"the deadline passed {when}"))
         self.next_expiry = min((r.deadline for r in self._requests.values() if r.failure is None), default=math.inf)
 
     def collect(self) -> list[Request]:

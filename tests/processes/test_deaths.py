@@ -87,7 +87,9 @@ def test_of_two_in_preprocess_the_one_that_kills_is_poison_and_the_bystander_is_
 def test_what_kills_in_preprocess_while_its_worker_stops_is_poison_and_what_waited_behind_it_is_served(
     make_pool: MakePool,
 ) -> None:
-    config = FAST.replace("stop_timeout_s = 2.0", "stop_timeout_s = 60.0").replace("batch_timeout_s = 3.0", "batch_timeout_s = 100.0")
+    config = FAST.replace("stop_timeout_s = 2.0", "stop_timeout_s = 60.0").replace(
+        "batch_timeout_s = 3.0", "batch_timeout_s = 100.0"
+    )
     pool = make_pool("Gated", config=config)
     pool.file.write_text(pool.file.read_text().replace("[pool]", "[pool]\ndrain_timeout_s = 0.2"))
     pool.start()

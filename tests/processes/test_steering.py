@@ -71,7 +71,9 @@ def test_a_stuck_request_is_answered_at_the_drain_limit_and_the_pool_ends(make_p
 
 
 def test_a_preprocess_that_outlasts_the_drain_limit_is_finished_and_runs_no_second_time(make_pool: MakePool) -> None:
-    config = FAST.replace("stop_timeout_s = 2.0", "stop_timeout_s = 60.0").replace("batch_timeout_s = 3.0", "batch_timeout_s = 100.0")
+    config = FAST.replace("stop_timeout_s = 2.0", "stop_timeout_s = 60.0").replace(
+        "batch_timeout_s = 3.0", "batch_timeout_s = 100.0"
+    )
     pool = make_pool("Gated", config=config)
     pool.file.write_text(pool.file.read_text().replace("[pool]", "[pool]\ndrain_timeout_s = 0.2"))
     pool.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -299,7 +300,7 @@ def test_every_request_comes_out_exactly_once_whatever_comes_together(deeds: lis
             rows = taken.pop(a % len(taken))
             if b:
                 rows.request.samples[rows.index[-1]] = -1
-            work(core, rows, clock=lambda: now)
+            work(core, rows, clock=partial(float, now))
             core.done(rows)
         elif what == "cancel":
             core.cancel(a)
@@ -321,7 +322,7 @@ def test_every_request_comes_out_exactly_once_whatever_comes_together(deeds: lis
         taken += [rows for model in (0, 1) if (rows := core.take(model, now)) is not None]
         if taken:
             rows = taken.pop()
-            work(core, rows, clock=lambda: now)
+            work(core, rows, clock=partial(float, now))
             core.done(rows)
     collect()
     assert out == Counter(range(1, made + 1))

@@ -14,10 +14,11 @@ from gpupool.samples import unpack_body
 from gpupool.spec import BatchingSpec, ModelSpec
 from gpupool.worker.batch import Batch, CloseReason, Item, Share
 from gpupool.worker.faults import Failure
-from gpupool.worker.intake import MAX_WAITING, SLICE_S, Intake
+from gpupool.worker.intake import MAX_WAITING, Intake
 from gpupool.worker.models import Model
 from gpupool.worker.preparers import Preparers
 from gpupool.worker.replies import Done, Replies
+from gpupool.worker.rows import SLICE_S
 
 T = 50.0
 
@@ -256,7 +257,9 @@ def test_a_length_that_runs_out_of_memory_makes_room_at_once_and_one_past_its_de
         return sample
 
     target = model(length=hungry)
-    intake = Intake([target], [target.spec.batching], Preparers([target], clock=clock), clock, relieve=lambda: relieved.append(1))
+    intake = Intake(
+        [target], [target.spec.batching], Preparers([target], clock=clock), clock, relieve=lambda: relieved.append(1)
+    )
     _, results = admit(intake, work(1, 7), work(2, [1] * 9, many=True, timeout_s=3.5))
     while not len(results) == 2:
         results += intake.advance()[1]
