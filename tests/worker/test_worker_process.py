@@ -555,7 +555,7 @@ def test_a_large_request_is_preprocessed_by_several_threads_and_rejoined_in_orde
 
 
 def test_a_stop_gives_back_what_no_preprocess_has_had_and_answers_the_rest(stage: Stage) -> None:
-    stage.join("Waits", max_batch=16, min_batch=16, window_ms=500.0, preprocess_threads=2)
+    stage.join("Waits", max_batch=16, min_batch=3, window_ms=10_000.0, preprocess_threads=2)
     (stage.folder / "open").touch()
     ready = begin_to_wait(stage, "open")  # goes through at once, and waits for its batch
     slow = begin_to_wait(stage, "a") + begin_to_wait(stage, "b")
