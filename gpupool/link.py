@@ -79,7 +79,7 @@ class Result:
     preprocess_s: float = 0.0
     forward_s: float = 0.0
     postprocess_s: float = 0.0
-    started: bool = True  # whether the model's code ran for it
+    started: bool = True  # whether the model's preprocess or forward has had any of it
     frames: Sequence[bytes] = ()
 
 
@@ -92,17 +92,19 @@ class Hello:
     epoch: int  # the router process it means to talk to
     token: str
     batch_limit: int
+    threads: int = 0  # that preprocess, of the model with the most
 
 
 def pack_hello(hello: Hello) -> list[bytes]:
     """Encode HELLO."""
-    return [HELLO, msgpack.packb([hello.slot, hello.incarnation, hello.epoch, hello.token, hello.batch_limit])]
+    values = [hello.slot, hello.incarnation, hello.epoch, hello.token, hello.batch_limit, hello.threads]
+    return [HELLO, msgpack.packb(values)]
 
 
 def unpack_hello(frames: Sequence[bytes]) -> Hello:
     """Decode HELLO; raises LinkError."""
     values = _list(frames)
-    if len(values) != 5 or not isinstance(values[3], str) or not all(type(v) is int for v in (*values[:3], values[4])):
+    if len(values) != 6 or not isinstance(values[3], str) or not all(type(v) is int for v in (*values[:3], *values[4:])):
         raise LinkError("malformed hello")
     return Hello(*values)
 

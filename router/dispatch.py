@@ -43,9 +43,7 @@ class Dispatch:
         self._ticket = spec.epoch % _MAX_EPOCHS * _TICKETS_PER_EPOCH
         # What workers hold is in memory here too, until it is answered: as many bytes again as may wait, or a message each.
         room_bytes = max(spec.max_pending_bytes // spec.slots, spec.max_message_bytes)
-        # One thread more or less is no matter beside a batch; several would have nothing to do before the batch that runs is answered.
-        preparing = max(m.preprocess_threads for m in spec.models) - 1
-        self.fleet = Fleet(min(m.batching.max_queue for m in spec.models), room_bytes, preparing)
+        self.fleet = Fleet(min(m.batching.max_queue for m in spec.models), room_bytes)
         self.balance = Balance(Policy(spec.policy))
         # A pool's second router knows that there were workers, and that they will come to it.
         self.joined_ever = spec.epoch > 1

@@ -19,7 +19,7 @@ class Worker:
     """One registered incarnation. `rows` is the router's own count of samples sent and not answered."""
 
     __slots__ = (
-        "answered_at", "batch_limit", "batch_rows", "batch_s", "failures", "full_row_s", "idle_told", "incarnation", "leaving", "outstanding", "overdue_s", "overflow", "peer", "proven",
+        "answered_at", "batch_limit", "batch_rows", "batch_s", "failures", "full_row_s", "idle_told", "incarnation", "leaving", "outstanding", "overdue_s", "overflow", "peer", "preparing", "proven",
         "reported", "room", "room_bytes", "rows", "service_s", "sick", "size_bytes", "slot", "turn",
     )  # fmt: skip
 
@@ -29,6 +29,8 @@ class Worker:
         self.slot = hello.slot
         self.incarnation = hello.incarnation
         self.batch_limit = max(1, hello.batch_limit)
+        # One thread more or less is no matter beside a batch; several would have nothing to do before the batch that runs is answered.
+        self.preparing = max(0, hello.threads - 1)
         self.outstanding: dict[int, Request] = {}  # by ticket, in the order sent
         self.rows = 0
         self.size_bytes = 0  # of the same
@@ -87,12 +89,10 @@ class Fleet:
     Args:
         max_queue: samples that may wait in one worker.
         room_bytes: of bodies that one worker may hold.
-        preparing: samples more that it may hold because so many are in preprocess at a time, and not yet in its queue.
     """
 
-    def __init__(self, max_queue: int, room_bytes: int, preparing: int = 0) -> None:
+    def __init__(self, max_queue: int, room_bytes: int) -> None:
         self._max_queue = max_queue
-        self._preparing = preparing
         self._room_bytes = room_bytes
         self.by_peer: dict[bytes, Worker] = {}
         self.by_slot: dict[int, Worker] = {}
@@ -133,7 +133,7 @@ class Fleet:
         return worker
 
     def set_limit(self, worker: Worker, batch_limit: int) -> None:
-        """Set how much a worker may hold: what runs, about one batch more and what is in preprocess, less while it has proved nothing.
+        """Set how much a worker may hold: what runs, about one batch more and what several threads preprocess, less while it is unproved.
 
         One for overflow is slow: nothing waits there for its turn.
         """
@@ -141,7 +141,7 @@ class Fleet:
         if worker.proven and worker.overflow:
             worker.room = batch_limit
         elif worker.proven:
-            worker.room = min(2 * batch_limit, batch_limit + self._max_queue) + self._preparing
+            worker.room = min(2 * batch_limit + worker.preparing, batch_limit + self._max_queue)
         else:
             worker.room = max(1, batch_limit // SLOW_START)
 

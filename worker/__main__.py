@@ -172,7 +172,7 @@ class Worker:
         self.channel.send({"t": "loaded", "models": names, "device": self.device.describe(), "memory": self.memory.report()})
         self.beat.each_time = self.each_beat  # reports come after that
         self.log.event.info("models_loaded", models=[m["name"] for m in names])
-        intake = Intake(models, self.policies, self.preparers, beside=record.beside)
+        intake = Intake(models, self.policies, self.preparers, beside=record.beside, relieve=self.device.relieve)
         link.open(intake, Replies(models, beside=record.beside))
         while (taken := backlog.next_batch()) is not None:
             batch, samples = taken

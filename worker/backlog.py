@@ -51,7 +51,7 @@ class Backlog:
                 self._batcher.add(item, now)
             self._undecoded = undecoded
             self._publish()
-            if items:
+            if items or self._closed:
                 self._changed.notify()
 
     def cancel(self, ticket: int) -> list[Item]:
@@ -82,10 +82,11 @@ class Backlog:
             self._undecoded = 0
             self._publish()
 
-    def close(self) -> list[Item]:
-        """Give back what was never begun; once the rest is done, the work loop ends."""
+    def close(self, *, undecoded: int = 0) -> list[Item]:
+        """Give back what was never begun; once the rest is done, with `undecoded` samples that are yet to come, the work loop ends."""
         with self._changed:
             self._closed = True
+            self._undecoded = undecoded
             items = self._batcher.untouched()
             self._publish()
             self._changed.notify()
@@ -111,7 +112,7 @@ class Backlog:
                     self._publish()
                     # Under the lock: the link may let go of a request's rows as soon as it ends.
                     return batch, [s for share in batch.shares for s in share.item.owner.samples(share.start, share.stop)]
-                if self._closed and not self._batcher.rows:
+                if self._closed and not self._batcher.rows and not self._undecoded:
                     return None
                 deadline = self._batcher.next_expiry() if self._held else self._batcher.next_deadline()
                 self._changed.wait(None if deadline is None else max(0.0, deadline - now))

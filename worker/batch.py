@@ -33,6 +33,7 @@ class Item:
     priority: int = 5
     alone: bool = False
     owner: Any = None  # what the shell wants back with it
+    begun: bool = False  # the model's code has had it already: it is to be finished here
     arrived: float = field(default=0.0, init=False)
     taken: int = field(default=0, init=False)
     order: tuple[int, int] = field(default=(0, 0), init=False)

@@ -169,9 +169,9 @@ class Batcher:
         return expired
 
     def untouched(self) -> list[Item]:
-        """Remove and return everything of which no row has run: what has begun is to be finished."""
-        begun = {i.ticket for g in self._groups.values() for i in g.queue if i.taken} | {
-            i.ticket for i in self._alone if i.taken
+        """Remove and return everything of which no row has run, in preprocess or in a batch: what has begun is to be finished."""
+        begun = {i.ticket for g in self._groups.values() for i in g.queue if i.taken or i.begun} | {
+            i.ticket for i in self._alone if i.taken or i.begun
         }
         return self._remove(lambda item: item.ticket not in begun)
 

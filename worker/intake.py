@@ -23,10 +23,8 @@ from .models import Model
 from .preparers import Preparers
 from .replies import empty, refusal
 from .request import Part, Request
-from .rows import ROWS_AT_A_TIME, Rows
+from .rows import SLICE_S, Rows
 
-#: How long this goes on before sockets and results get their turn.
-SLICE_S: Final = 0.005
 #: Samples that may wait in one worker. The router keeps the queue far shorter; this holds should it ever not.
 MAX_WAITING: Final = 2 * MAX_ROWS
 _MANY: Final = int(WorkFlag.MANY)
@@ -43,6 +41,7 @@ class Intake:
         preparers: the threads that preprocess.
         clock: monotonic seconds.
         beside: told of the ticket whose samples the model's code is about to get, and 0 after it.
+        relieve: makes room when a length has failed.
     """
 
     def __init__(
@@ -52,7 +51,9 @@ class Intake:
         preparers: Preparers,
         clock: Callable[[], float] = time.monotonic,
         beside: Callable[[int], None] = lambda _: None,
+        relieve: Callable[[], None] = lambda: None,
     ) -> None:
+        self._relieve = relieve
         self._beside = beside
         self._models = models
         self._policies = policies
@@ -67,6 +68,11 @@ class Intake:
         """Return when `advance` is to be called: monotonic seconds, 0 for at once, infinity for after the next thing that happens."""
         at_once = self._open is not None or self._waiting or self._cancelled
         return 0.0 if at_once else self._preparers.look_at()
+
+    @property
+    def threads(self) -> int:
+        """How many threads preprocess for one model, at the most."""
+        return self._preparers.threads
 
     @property
     def rows(self) -> int:
@@ -101,17 +107,21 @@ class Intake:
         self._cancelled.append(ticket)
         return True
 
-    def clear(self) -> list[int]:
-        """Drop everything; return its tickets."""
-        tickets = self._preparers.clear() + self._cancelled
-        tickets += [work.ticket for work, _, _ in self._waiting]
+    def untouched(self) -> list[int]:
+        """Drop what was never begun, and return its tickets. Having been measured is no beginning."""
+        tickets = self._preparers.untouched() + [work.ticket for work, _, _ in self._waiting]
         if self._open is not None:
             tickets.append(self._open.ticket)
         self._waiting.clear()
-        self._cancelled.clear()
         self._rows = 0
         self._open = None
         return tickets
+
+    def clear(self) -> None:
+        """Drop everything: it came from a router that is no more."""
+        self.untouched()
+        self._preparers.clear()
+        self._cancelled.clear()
 
     def advance(self) -> tuple[list[Item], list[Result]]:
         """Go on for one slice of time; return items for the batcher, and answers to what cannot go there.
@@ -153,17 +163,19 @@ class Intake:
         model = self._models[request.model]
         if model.length is None:
             return True
-        rows = Rows(request, request.prepared, min(request.prepared + ROWS_AT_A_TIME, len(request.samples)))
-        self._beside(request.ticket)
-        rows.work(model, self._clock)
-        self._beside(0)
-        rows.fold()
-        request.prepared = rows.stop
+        rows = Rows(request, now := self._clock())
+        if rows.claim(now):
+            self._beside(request.ticket)
+            rows.work(model, self._clock, self._relieve)
+            self._beside(0)
+            rows.fold()
+        if request.failure is None and request.deadline <= self._clock():
+            request.failure = Failure(ErrorCode.DEADLINE_EXCEEDED, "the deadline passed before the work began")
         return request.failure is not None or request.prepared == len(request.samples)
 
     def _finish(self, request: Request, items: list[Item], results: list[Result]) -> None:
         if request.failure is not None:
-            results.append(refusal(request.ticket, request.failure, preprocess_s=request.preprocess_s))
+            results.append(refusal(request.ticket, request.failure, preprocess_s=request.preprocess_s, started=request.started))
         elif not request.samples:
             results.append(empty(request))
         else:
@@ -196,7 +208,7 @@ class Intake:
 def _items(request: Request) -> list[Item]:
     def item(bucket: int, rows: int, part: Part) -> Item:
         key = (request.model, bucket)
-        return Item(request.ticket, key, request.deadline, rows, request.priority, request.alone, part)
+        return Item(request.ticket, key, request.deadline, rows, request.priority, request.alone, part, begun=request.started)
 
     if request.buckets is None:
         return [item(0, len(request.samples), Part(request))]

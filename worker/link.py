@@ -227,9 +227,8 @@ class Link:
         if not self._open:
             self._leave(Exit.OK)
             return
-        tickets = self._intake.clear()
-        tickets += {item.ticket for item in self._backlog.close()}
-        self._backlog.add((), undecoded=0)
+        tickets = self._intake.untouched()
+        tickets += {item.ticket for item in self._backlog.close(undecoded=self._intake.rows)}
         self._dealer.send(pack_tickets(BYE, tickets))
 
     def _register(self) -> None:
@@ -263,7 +262,9 @@ class Link:
 
     def _say_hello(self) -> None:
         spec = self._spec
-        hello = pack_hello(Hello(spec.slot, spec.incarnation, self._epoch, spec.token, self._backlog.lowest_limit))
+        hello = pack_hello(
+            Hello(spec.slot, spec.incarnation, self._epoch, spec.token, self._backlog.lowest_limit, self._intake.threads)
+        )
         self._hello_at = time.monotonic() + HELLO_AGAIN_S
         if not self._dealer.stuck:  # the first one still waits for a router to connect to
             self._dealer.send(hello)

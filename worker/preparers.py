@@ -77,10 +77,15 @@ class Preparers:
         with self._lock:
             return self._core.cancel(ticket)
 
-    def clear(self) -> list[int]:
-        """Forget everything; return its tickets."""
+    def untouched(self) -> list[int]:
+        """Forget the requests of which no row was begun; return their tickets."""
         with self._lock:
-            return self._core.clear()
+            return self._core.untouched()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._core.clear()
 
     def collect(self) -> list[Request]:
         """Return the requests that are through, prepared or with their failure.
@@ -93,6 +98,11 @@ class Preparers:
                 raise self._broken
             self._core.expire(self._clock())
             return self._core.collect()
+
+    @property
+    def threads(self) -> int:
+        """How many one model has, at the most."""
+        return max((m.spec.preprocess_threads for m in self._models if m.preprocess is not None), default=0)
 
     @property
     def rows(self) -> int:
@@ -116,7 +126,7 @@ class Preparers:
         if rows is None:
             return False
         self._beside(rows.request.ticket, lane)
-        rows.work(self._models[number], self._clock, self._relieve)
+        rows.work(self._models[number], self._clock, self._relieve, partial(self._claim, rows))
         self._beside(0, lane)
         with self._lock:
             del self._at_work[lane]
@@ -136,6 +146,10 @@ class Preparers:
             if self._core.waits(number):
                 self._arrived[number].notify()
             return rows
+
+    def _claim(self, rows: Rows, now: float) -> bool:
+        with self._lock:
+            return self._core.claim(rows, now)
 
     def _run(self, number: int, lane: int) -> None:
         try:

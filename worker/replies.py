@@ -30,9 +30,9 @@ class Done:
     forward_s: float
 
 
-def refusal(ticket: int, failure: Failure, *, preprocess_s: float = 0.0) -> Result:
-    """Answer a request whose forward never began."""
-    return Result(ticket, failure.code, failure.message, failure.field, preprocess_s=preprocess_s, started=False)
+def refusal(ticket: int, failure: Failure, *, preprocess_s: float = 0.0, started: bool = False) -> Result:
+    """Answer a request whose forward never began; `started` where its preprocess did."""
+    return Result(ticket, failure.code, failure.message, failure.field, preprocess_s=preprocess_s, started=started)
 
 
 def end(request: Request, failure: Failure) -> Result:
@@ -72,8 +72,8 @@ class Replies:
             request = part.request
             if request.answered:
                 continue
-            if not request.started:
-                request.started = True
+            request.started = True
+            if not request.batch_size:  # its first
                 request.queue_s = max(0.0, done.started_at - request.arrived - request.preprocess_s)
             request.forward_s += done.forward_s
             request.batch_size = max(request.batch_size, done.batch.rows)

@@ -32,6 +32,7 @@ class Request:
     bounds: tuple[int, ...] = ()  # of the length buckets, as they were when it came
     prepared: int = 0  # rows that are or have been in length and preprocess
     in_hand: int = 0  # threads that have rows of it there
+    turn: tuple[int, int] = (0, 0)  # among those that wait there
     buckets: dict[int, list[int]] | None = None  # bucket -> its rows, in order; None: all in bucket 0
     length: int = 0  # of the longest sample
     preprocess_s: float = 0.0
@@ -40,7 +41,7 @@ class Request:
     missing: int = 0  # rows without an output
     failure: Failure | None = None
     failed_at: int = 0  # the row, where it failed in length or preprocess
-    started: bool = False
+    started: bool = False  # the model's preprocess or forward has had some of it
     queue_s: float = 0.0
     forward_s: float = 0.0
     postprocess_s: float = 0.0

@@ -52,7 +52,7 @@ def test_small_bodies_share_one_frame_and_large_ones_get_their_own() -> None:
 
 
 def test_hello_is_read_back_as_packed() -> None:
-    hello = Hello(3, 7, 2, "token", 32)
+    hello = Hello(3, 7, 2, "token", 32, 4)
 
     assert link.unpack_hello(link.pack_hello(hello)) == hello
 

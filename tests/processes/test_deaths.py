@@ -84,6 +84,33 @@ def test_of_two_in_preprocess_the_one_that_kills_is_poison_and_the_bystander_is_
     assert pool.wait(lambda s: s["pool"]["ready"])["workers"][0]["restarts"] == 2
 
 
+def test_what_kills_in_preprocess_while_its_worker_stops_is_poison_and_what_waited_behind_it_is_served(
+    make_pool: MakePool,
+) -> None:
+    config = FAST.replace("stop_timeout_s = 2.0", "stop_timeout_s = 60.0").replace(
+        "batch_timeout_s = 3.0", "batch_timeout_s = 100.0"
+    )
+    pool = make_pool("Gated", config=config)
+    pool.file.write_text(pool.file.read_text().replace("[pool]", "[pool]\ndrain_timeout_s = 0.2"))
+    pool.start()
+    gate = pool.folder / "gate"
+    assert pool.cli("drain", "1").returncode == 0
+    with pool.client() as client:
+        killer = client.send({"i": 1, "gate": str(gate), "signal": "SIGSEGV"})
+        pool.wait(lambda _: pool.notes("preprocess"))
+        bystander = client.send({"i": 2})
+        pool.wait(lambda s: s["workers"][0]["queue_length"] == 2)
+        assert pool.cli("resume", "1").returncode == 0
+        assert pool.cli("restart-worker", "0", "--no-wait").returncode == 0
+        header, _ = client.collect(1)[bystander]
+        assert (header["code"], header["attempts"], header["worker"]) == ("ok", 1, 1)
+        gate.touch()
+        assert client.collect(1)[killer][0]["code"] == "poison"
+    assert [n["i"] for n in pool.notes("preprocess")] == [1, 2, 1]
+    (leaving,) = pool.records("worker_leaving")
+    assert leaving["returned"] == 1
+
+
 def test_poison_is_listed_and_cleared_from_the_shell(make_pool: MakePool) -> None:
     pool = make_pool("Trouble", workers=2, config=FAST).start()
     with pool.client() as client:

@@ -70,6 +70,28 @@ def test_a_stuck_request_is_answered_at_the_drain_limit_and_the_pool_ends(make_p
     assert time.monotonic() - began < 6.0
 
 
+def test_a_preprocess_that_outlasts_the_drain_limit_is_finished_and_runs_no_second_time(make_pool: MakePool) -> None:
+    config = FAST.replace("stop_timeout_s = 2.0", "stop_timeout_s = 60.0").replace(
+        "batch_timeout_s = 3.0", "batch_timeout_s = 100.0"
+    )
+    pool = make_pool("Gated", config=config)
+    pool.file.write_text(pool.file.read_text().replace("[pool]", "[pool]\ndrain_timeout_s = 0.2"))
+    pool.start()
+    gate = pool.folder / "gate"
+    with pool.client() as client:
+        client.send({"i": 1, "gate": str(gate)}, retry=False)
+        pool.wait(lambda _: pool.notes("preprocess"))
+        pid = pool.notes("preprocess")[0]["pid"]
+        slot = next(w["worker"] for w in pool.status()["workers"] if w["pid"] == pid)
+        assert pool.cli("restart-worker", str(slot), "--no-wait").returncode == 0
+        pool.wait(lambda _: pool.records("worker_leaving"))
+        gate.touch()
+        ((header, _),) = client.collect(1).values()
+        assert (header["code"], header["attempts"]) == ("ok", 1)
+        pool.wait_for_incarnation(slot, 2)
+    assert [n["pid"] for n in pool.notes("preprocess") + pool.notes()] == [pid, pid]
+
+
 def test_a_worker_killed_while_it_drains_is_not_revived_until_resumed(make_pool: MakePool) -> None:
     pool = make_pool("Sleep", config=FAST).start()
     with pool.client() as client:

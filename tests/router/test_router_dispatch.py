@@ -586,6 +586,23 @@ def test_tickets_of_two_routers_of_a_pool_never_meet() -> None:
     assert all(0 < t < 1 << 63 for group in tickets for t in group)  # a board word holds them
 
 
+def test_a_death_that_names_work_of_the_router_before_blames_nobody_of_this_one() -> None:
+    before, world = RouterWorld(epoch=1), RouterWorld(epoch=2)
+    before.join(0)
+    before.ask("old")
+    (old,) = before.tickets(b"w0.1")
+    world.core.workers.hello(b"w", Hello(0, 1, 2, TOKEN, 32), world.now)
+    world.ask("new")
+
+    world.lose(0, running=[old])
+    world.core.workers.hello(b"next", Hello(0, 2, 2, TOKEN, 32), world.now)
+    world.step()
+    assert world.ids(b"next") == ["new"]
+    (request,) = world.core.ledger.all_open()
+    assert (request.attempts, request.deaths) == (0, 0)
+    assert "request_poisoned" not in world.events
+
+
 def test_slower_card_gets_less() -> None:
     world = RouterWorld()
     fast, slow = world.join(0, batch_limit=8), world.join(1, batch_limit=8)

@@ -41,12 +41,15 @@ def test_idle_worker_has_room_for_anything() -> None:
 
 
 def test_what_several_threads_preprocess_is_room_on_top() -> None:
-    fleet, w = Fleet(100, 1 << 20, preparing=3), worker(limit=8)
-    fleet.add(w)
-    w.proven = True
-    fleet.set_limit(w, 8)
+    def room(max_queue: int, threads: int) -> int:
+        fleet, w = Fleet(max_queue, 1 << 20), Worker(b"w", Hello(0, 1, 1, "", 8, threads))
+        fleet.add(w)
+        w.proven = True
+        fleet.set_limit(w, 8)
+        return w.room
 
-    assert w.room == 2 * 8 + 3
+    assert [room(100, threads) for threads in (0, 1, 4)] == [16, 16, 19]
+    assert room(2, 4) == 8 + 2  # no more may wait in a worker
 
 
 def test_room_is_counted_in_bytes_too_and_an_idle_worker_takes_one_of_any_size() -> None:

@@ -87,6 +87,19 @@ class TroubleForTwo(Echo):
         return sample
 
 
+class Gated(Echo):
+    """Its preprocess waits until the file that the sample names as `gate` is there, and then sends its process the sample's `signal`."""
+
+    def preprocess(self, sample: Any) -> Any:
+        note("preprocess", i=sample["i"])
+        while not Path(sample.get("gate", "/")).exists():
+            time.sleep(0.002)
+        if "signal" in sample:
+            os.kill(os.getpid(), getattr(signal, sample["signal"]))
+            time.sleep(5)
+        return sample
+
+
 class Trouble(Echo):
     """Does what a sample's `do` says."""
 

@@ -247,9 +247,13 @@ def test_untouched_gives_back_only_what_was_not_begun() -> None:
     batcher.add(item(1, rows=10), T)
     batcher.take(T)
     batcher.add(item(2), T)
+    for ticket, alone in ((3, False), (4, True)):
+        preprocessed = item(ticket, alone=alone)
+        preprocessed.begun = True
+        batcher.add(preprocessed, T)
 
     assert [i.ticket for i in batcher.untouched()] == [2]
-    assert batcher.rows == 2
+    assert batcher.rows == 4
 
 
 def test_a_smaller_share_of_the_batch_holds_from_the_next_batch() -> None:

@@ -45,10 +45,6 @@ def request(ticket: int, *samples: Any, number: int = 0) -> Request:
     return Request(ticket, 1, number, len(samples) > 1, False, 5, now + WITHIN_S, now, list(samples))
 
 
-def names() -> set[str]:
-    return {thread.name for thread in threading.enumerate()}
-
-
 def test_so_many_samples_are_in_preprocess_at_a_time_as_the_model_allows() -> None:
     met = threading.Barrier(3)
     inside: list[int] = []
@@ -68,6 +64,20 @@ def test_so_many_samples_are_in_preprocess_at_a_time_as_the_model_allows() -> No
 
     assert sorted(r.ticket for r in woken.collect(9)) == list(range(1, 10))
     assert max(most) == 3
+
+
+def test_a_request_of_few_samples_is_shared_by_all_threads() -> None:
+    met = threading.Barrier(4)
+
+    def meet(sample: int) -> int:
+        met.wait(WITHIN_S)
+        return sample
+
+    woken = Woken(model(4, meet))
+    woken.preparers.put(request(1, *range(8)))
+
+    (done,) = woken.collect(1)
+    assert (done.failure, done.samples) == (None, list(range(8)))
 
 
 def test_by_default_it_is_one_at_a_time() -> None:
@@ -139,12 +149,11 @@ def test_a_broken_device_is_told_to_who_collects_and_its_request_stays_named() -
 
 
 def test_only_models_that_preprocess_have_threads() -> None:
-    before = names()
-    Woken(model(4, None))
-    assert names() <= before
-    Woken(model(4, None), model(2, str), model(1, str))
-    assert len(names() - before - {"prepare-1", "prepare-2", "prepare-3"}) == 0
-    assert {"prepare-1", "prepare-2", "prepare-3"} <= names()
+    before = set(threading.enumerate())
+    assert Woken(model(4, None)).preparers.threads == 0
+    assert set(threading.enumerate()) <= before
+    assert Woken(model(4, None), model(2, str), model(1, str)).preparers.threads == 2
+    assert sorted(t.name for t in set(threading.enumerate()) - before) == ["prepare-1", "prepare-2", "prepare-3"]
 
 
 def test_a_thread_that_the_system_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +16,7 @@ from gpupool.spec import ModelSpec
 from gpupool.worker.models import Model
 from gpupool.worker.preparing import Preparing
 from gpupool.worker.request import Request
-from gpupool.worker.rows import ROWS_AT_A_TIME, Rows
+from gpupool.worker.rows import ROWS_AT_A_TIME, SLICE_S, Rows
 
 T = 50.0
 
@@ -27,9 +30,11 @@ def doubled(sample: int) -> int:
 MODEL = Model(ModelSpec("m"), forward=list, preprocess=doubled)
 
 
-def request(ticket: int, samples: list[Any] | int = 1, *, model: int = 0, deadline: float = T + 10.0, **more: Any) -> Request:
+def request(
+    ticket: int, samples: list[Any] | int = 1, *, model: int = 0, priority: int = 5, deadline: float = T + 10.0, **more: Any
+) -> Request:
     samples = list(range(samples)) if isinstance(samples, int) else samples
-    return Request(ticket, 1, model, len(samples) != 1, False, 5, deadline, T, samples, **more)
+    return Request(ticket, 1, model, len(samples) != 1, False, priority, deadline, T, samples, **more)
 
 
 def preparing(*requests: Request) -> Preparing:
@@ -45,9 +50,20 @@ def take(core: Preparing, model: int = 0, now: float = T) -> Rows:
     return rows
 
 
+def work(core: Preparing, rows: Rows, model: Model = MODEL, clock: Callable[[], float] = lambda: T) -> None:
+    rows.work(model, clock, claim=lambda now: core.claim(rows, now))
+
+
+def claim(core: Preparing, rows: Rows, count: int) -> Rows:
+    """Claim rows up to so many."""
+    while len(rows.index) < count:
+        assert core.claim(rows, T)
+    return rows
+
+
 def give_back(core: Preparing, *taken: Rows) -> list[Request]:
     for rows in taken:
-        rows.work(MODEL, lambda: T)
+        work(core, rows)
         core.done(rows)
     return core.collect()
 
@@ -69,8 +85,8 @@ def test_a_small_request_waits_for_a_few_rows_of_a_large_one_and_no_more() -> No
     first = take(core)
     core.put(request(2))
 
-    assert (first.start, first.stop) == (0, ROWS_AT_A_TIME)
     assert give_back(core, first) == []
+    assert first.index == [*range(ROWS_AT_A_TIME)]
     assert [take(core).request.ticket for _ in range(2)] == [1, 2]
 
 
@@ -79,7 +95,7 @@ def test_rows_of_one_request_are_spread_over_threads_and_come_back_in_their_plac
     core = preparing(large)
     rows = [take(core) for _ in range(4)]
     for each in rows:
-        each.work(Model(ModelSpec("m"), forward=list, preprocess=doubled, length=int), lambda: T)
+        work(core, each, Model(ModelSpec("m"), forward=list, preprocess=doubled, length=int))
     for each in rows[::-1]:
         assert core.collect() == []
         core.done(each)
@@ -98,7 +114,7 @@ def test_models_do_not_wait_for_each_other() -> None:
 
 def test_the_first_row_that_fails_is_told_whichever_thread_is_faster() -> None:
     samples = list(range(200))
-    samples[5] = samples[40] = -1
+    samples[0] = samples[4] = -1
     core = preparing(request(1, samples))
     early, late = take(core), take(core)
 
@@ -106,7 +122,7 @@ def test_the_first_row_that_fails_is_told_whichever_thread_is_faster() -> None:
     assert not core.waits(0)  # but no others are begun
     (failed,) = give_back(core, early)
     assert failed.failure is not None
-    assert failed.failure.message == "sample 5: ValueError: -1 is negative"
+    assert failed.failure.message == "sample 0: ValueError: -1 is negative"
 
 
 def test_a_cancelled_request_is_answered_at_once_if_no_thread_has_it_and_else_when_it_comes_back() -> None:
@@ -136,11 +152,94 @@ def test_what_is_past_its_deadline_is_not_begun_and_answered() -> None:
     assert core.next_expiry == T + 5
 
 
+@pytest.mark.parametrize("how", ["cancel", "deadline", "failure", "router"])
+def test_no_row_is_begun_of_what_has_ended_meanwhile(how: str) -> None:
+    begun: list[Any] = []
+
+    def end_it(sample: int) -> int:
+        begun.append(sample)
+        if len(begun) == 3:
+            match how:
+                case "cancel":
+                    core.cancel(1)
+                case "failure":
+                    assert give_back(core, other) == []
+                case "router":
+                    core.clear()
+        return sample
+
+    core = preparing(request(1, [-1, *range(99)], deadline=T + SLICE_S / 2))
+    other = take(core)
+    rows = take(core)
+    clock = iter([T, T, T, T + (0.6 * SLICE_S if how == "deadline" else 0.0), *[T] * 100])
+    work(core, rows, Model(ModelSpec("m"), forward=list, preprocess=end_it), lambda: next(clock))
+
+    assert begun == [0, 1, 2]
+    assert rows.failure is None
+
+
+def test_a_turn_ends_after_its_time_and_after_its_rows() -> None:
+    now = [T]
+
+    def slow(sample: int) -> int:
+        now[0] += SLICE_S / 3.5
+        return sample
+
+    core = preparing(request(1, 100), request(2))
+    rows = take(core)
+    work(core, rows, Model(ModelSpec("m"), forward=list, preprocess=slow), lambda: now[0])
+    core.done(rows)
+
+    assert rows.index == [0, 1, 2, 3]
+    assert take(core).request.ticket == 2
+    again = take(core)
+    work(core, again)
+    assert again.index == [*range(4, 4 + ROWS_AT_A_TIME)]
+
+
+def test_few_rows_are_shared_evenly_by_all_threads() -> None:
+    core = preparing(request(1, 8))
+    rows = [take(core) for _ in range(4)]
+    for each in rows:
+        assert core.claim(each, T)
+
+    assert [each.index for each in rows] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert not core.waits(0)
+    assert not any(core.claim(each, T) for each in rows)
+
+
+def test_the_highest_priority_goes_first_and_a_turn_of_a_large_one_does_not_hold_it_up() -> None:
+    core = preparing(request(1, 100), request(2), request(3, priority=7))
+
+    assert take(core).request.ticket == 3
+    assert take(core).request.ticket == 1
+    core.put(request(4, 2, priority=15))
+    assert [take(core).request.ticket for _ in range(4)] == [4, 4, 2, 1]
+
+
+def test_a_stop_gives_back_what_no_thread_has_had_and_nothing_else() -> None:
+    core = preparing(*(request(n) for n in range(1, 6)), request(6, 100), request(7, priority=0))
+    ready = take(core)
+    work(core, ready)
+    core.done(ready)  # through, and not collected
+    rows = take(core)
+    core.cancel(3)
+    large = [take(core) for _ in range(3)][-1]
+    assert large.request.ticket == 6
+
+    assert core.untouched() == [7]
+    assert core.rows == 105
+    assert core.waits(0)  # the rest of 6
+    assert sorted(answers(core)) == [(1, "ok"), (3, "cancelled")]
+    assert [r.ticket for r in give_back(core, rows)] == [2]
+    assert (core.rows, core.untouched()) == (102, [])
+
+
 def test_what_was_forgotten_is_dropped_when_it_comes_back() -> None:
     core = preparing(request(1, 100), request(2))
     rows = take(core)
 
-    assert core.clear() == [1, 2]
+    core.clear()
     core.put(request(1))  # none of another router's has the same ticket; if it had, it would be another request
     assert give_back(core, rows) == []
     assert (core.rows, core.through) == (1, False)
@@ -164,7 +263,7 @@ _DEED = st.one_of(
     st.tuples(st.just("done"), st.integers(0, 7), st.booleans(), st.just(0)),
     st.tuples(st.just("cancel"), st.integers(1, 40), st.just(0), st.just(0)),
     st.tuples(st.just("wait"), st.integers(1, 5), st.just(0), st.just(0)),
-    st.tuples(st.sampled_from(["collect", "collect", "clear"]), st.just(0), st.just(0), st.just(0)),
+    st.tuples(st.sampled_from(["collect", "collect", "clear", "untouched"]), st.just(0), st.just(0), st.just(0)),
 )
 
 
@@ -175,6 +274,7 @@ def test_every_request_comes_out_exactly_once_whatever_comes_together(deeds: lis
     deadlines: dict[int, float] = {}
     sizes: dict[int, int] = {}
     out: Counter[int] = Counter()
+    had: set[int] = set()  # by a thread
 
     def collect() -> None:
         core.expire(now)
@@ -195,18 +295,24 @@ def test_every_request_comes_out_exactly_once_whatever_comes_together(deeds: lis
             if (rows := core.take(a, now)) is not None:
                 assert rows.request.deadline > now
                 taken.append(rows)
+                had.add(rows.request.ticket)
         elif what == "done" and taken:
             rows = taken.pop(a % len(taken))
             if b:
-                rows.request.samples[rows.start] = -1
-            rows.work(MODEL, lambda: T)
+                rows.request.samples[rows.index[-1]] = -1
+            work(core, rows, clock=partial(float, now))
             core.done(rows)
         elif what == "cancel":
             core.cancel(a)
         elif what == "wait":
             now += a
         elif what == "clear":
-            out.update(core.clear())
+            core.clear()
+            out.update(sizes.keys() - out.keys())
+        elif what == "untouched":
+            for ticket in core.untouched():
+                assert ticket not in had
+                out[ticket] += 1
         elif what == "collect":
             collect()
         assert core.rows == sum(size for ticket, size in sizes.items() if not out[ticket])
@@ -216,7 +322,7 @@ def test_every_request_comes_out_exactly_once_whatever_comes_together(deeds: lis
         taken += [rows for model in (0, 1) if (rows := core.take(model, now)) is not None]
         if taken:
             rows = taken.pop()
-            rows.work(MODEL, lambda: T)
+            work(core, rows, clock=partial(float, now))
             core.done(rows)
     collect()
     assert out == Counter(range(1, made + 1))

@@ -14,10 +14,11 @@ from gpupool.samples import unpack_body
 from gpupool.spec import BatchingSpec, ModelSpec
 from gpupool.worker.batch import Batch, CloseReason, Item, Share
 from gpupool.worker.faults import Failure
-from gpupool.worker.intake import MAX_WAITING, SLICE_S, Intake
+from gpupool.worker.intake import MAX_WAITING, Intake
 from gpupool.worker.models import Model
 from gpupool.worker.preparers import Preparers
 from gpupool.worker.replies import Done, Replies
+from gpupool.worker.rows import SLICE_S
 
 T = 50.0
 
@@ -208,9 +209,64 @@ def test_what_is_preprocessed_counts_as_waiting_and_is_given_back() -> None:
 
     assert intake.rows == MAX_WAITING
     assert [r.code for r in intake.put([work(2, 1)], 1, T, queued=0)] == ["overloaded"]
-    assert intake.clear() == [1]
+    assert intake.untouched() == [1]
     assert intake.rows == 0
     assert not preparers.step(0, 1)
+
+
+def test_a_stop_gives_back_what_was_measured_and_keeps_what_was_preprocessed() -> None:
+    clock = Clock()
+
+    def slow(sample: int) -> int:
+        clock.now += SLICE_S
+        return sample
+
+    models = [model(length=slow), model(preprocess=slow), model()]
+    preparers = Preparers(models, clock=clock)
+    intake = intake_of(models, clock, preparers)
+    works = [work(1, 1, number=1), work(2, [1] * 9, many=True, number=1), work(3, 3, number=1), work(4, [1] * 9, many=True)]
+    items, _ = admit(intake, *works, work(5, 5, number=2))
+    assert preparers.step(1, 1)
+    assert preparers.step(1, 1)
+
+    assert sorted(intake.untouched()) == [3, 4, 5]
+    while preparers.step(1, 1):
+        pass
+    items, results = intake.advance()
+    assert sorted((i.ticket, i.begun) for i in items) == [(1, True), (2, True)]
+    assert (results, intake.rows) == ([], 0)
+
+
+def test_what_a_preprocess_has_had_counts_as_started_and_what_was_only_measured_does_not() -> None:
+    def refuse(sample: int) -> int:
+        raise ValueError(sample)
+
+    failed = [admit_through([m], work(1, 1))[1][0] for m in (model(preprocess=refuse), model(length=refuse))]
+
+    assert [(r.code, r.started) for r in failed] == [("model_error", True), ("model_error", False)]
+
+
+def test_a_length_that_runs_out_of_memory_makes_room_at_once_and_one_past_its_deadline_measures_no_more() -> None:
+    clock, relieved, measured = Clock(), [], []
+
+    def hungry(sample: int) -> int:
+        measured.append(sample)
+        clock.now += 1.0
+        if sample == 7:
+            raise MemoryError
+        return sample
+
+    target = model(length=hungry)
+    intake = Intake(
+        [target], [target.spec.batching], Preparers([target], clock=clock), clock, relieve=lambda: relieved.append(1)
+    )
+    _, results = admit(intake, work(1, 7), work(2, [1] * 9, many=True, timeout_s=3.5))
+    while not len(results) == 2:
+        results += intake.advance()[1]
+
+    assert [(r.code, r.started) for r in results] == [("out_of_memory", False), ("deadline_exceeded", False)]
+    assert relieved == [1]
+    assert measured == [7, 1, 1, 1]
 
 
 def test_a_model_without_preprocess_pays_no_way_through_threads() -> None:

@@ -554,14 +554,37 @@ def test_a_large_request_is_preprocessed_by_several_threads_and_rejoined_in_orde
     assert value(stage.ask(rows, flags=WorkFlag.MANY)[0]) == rows
 
 
-def test_a_stop_waits_for_no_preprocess_and_gives_back_what_is_there(stage: Stage) -> None:
-    stage.join("Waits", window_ms=0.0)
-    tickets = begin_to_wait(stage) + stage.send(1, 2)
-    stage.until(lambda: stage.board.read(1).queued == 3)
+def test_a_stop_gives_back_what_no_preprocess_has_had_and_answers_the_rest(stage: Stage) -> None:
+    stage.join("Waits", max_batch=16, min_batch=3, window_ms=10_000.0, preprocess_threads=2)
+    (stage.folder / "open").touch()
+    ready = begin_to_wait(stage, "open")  # goes through at once, and waits for its batch
+    slow = begin_to_wait(stage, "a") + begin_to_wait(stage, "b")
+    behind = stage.send(1, 2)
+    stage.until(lambda: stage.board.read(1).queued == 5)
 
     stage.channel.send({"t": "stop"})
-    stage.collect(tickets)
-    assert sorted(stage.returned) == tickets
+    assert stage.collect(behind) == []
+    assert sorted(stage.returned) == behind
+    assert sorted(stage.board.running(1) or ()) == slow  # a death now is laid at their door
+    for name in ("a", "b"):
+        (stage.folder / name).touch()
+    assert [(r.code, r.started) for r in stage.collect(ready + slow)] == [("ok", True)] * 3
+    assert stage.wait() == Exit.OK
+    assert sorted(stage.returned) == behind
+
+
+def test_a_stop_ends_when_what_it_waits_for_is_cancelled(stage: Stage) -> None:
+    stage.join("Waits", window_ms=0.0)
+    slow = begin_to_wait(stage)
+    stage.channel.send({"t": "stop"})
+    assert stage.receive()[1:] == link.pack_tickets(link.BYE, [])
+    stage.router.send_multipart([stage.peer, *link.pack_tickets(link.CANCEL, slow)])
+    # What follows on the same connection is heard after it: an answer to it tells that the cancel was heard too.
+    (late,) = stage.send(1)
+    assert stage.collect([late]) == []
+    (stage.folder / "go").touch()
+
+    assert [(r.code, r.started) for r in stage.collect(slow)] == [("cancelled", True)]
     assert stage.wait() == Exit.OK
 
 
