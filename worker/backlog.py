@@ -192,6 +192,8 @@ class Backlog:
         """Put the shares that the supervisor wants into force; return whether they are new."""
         batcher = self._batcher
         batch_share, window_share = self._record.set_shares()
+        if self._closed:
+            window_share = 0.0  # nobody comes any more whom to wait for
         if batch_share == batcher.batch_share and window_share == batcher.window_share:
             return False
         batcher.batch_share, batcher.window_share = batch_share, window_share

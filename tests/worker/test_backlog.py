@@ -135,3 +135,18 @@ def test_only_pauses_before_a_full_batch_that_waited_count_as_ours(stage: Stage)
     between = stage.backlog.report(["m"])["between_full"]
 
     assert (between["pairs"], between["gap_ms"]) == (1, pytest.approx(1.0))
+
+
+def test_after_the_close_what_was_begun_waits_for_nobody(stage: Stage) -> None:
+    """A clock that stands still would hold a window for ever: the batch must be due at once."""
+    stage.backlog.configure([BatchingSpec(max_batch=32, min_batch=8, window_ms=60_000.0, adaptive=False)])
+    begun = Item(1, (0, 0), 1e9, owner=Owner())
+    begun.begun = True
+    stage.backlog.add([begun], undecoded=0)
+
+    assert stage.backlog.close() == []
+
+    assert stage.begin().rows == 1
+    stage.board.set_slot(0, SlotWord.SET_WINDOW_PPM, 200_000)
+    stage.backlog.refresh()
+    assert stage.word(SlotWord.WINDOW_NS) == 0
