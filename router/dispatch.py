@@ -159,6 +159,9 @@ class Dispatch:
         worker = self.fleet.lose(slot, incarnation)
         if worker is None:
             return
+        if blame:  # it only looked as if it had been asked to leave
+            for request in worker.returned:
+                ledger.returned_unbegun(request, slot)
         if ledger.suspects.reserved is worker:
             ledger.suspects.reserved = None
         outstanding = [request for ticket in list(worker.outstanding) if (request := worker.take_back(ticket)) is not None]
@@ -318,7 +321,11 @@ class Dispatch:
         self.fleet.changed()
         self._no_room = False
         returned = [request for ticket in tickets if (request := worker.take_back(ticket)) is not None]
-        self._ledger.take_back(returned, now, reason)
+        # One that is held or avoided has mostly been asked; `lost` tells.
+        unasked = reason == "bye" and worker.slot not in self.fleet.held | self.fleet.avoided
+        if not unasked:
+            worker.returned += [request for request in returned if request.state is not State.DONE]
+        self._ledger.take_back(returned, now, reason, unasked_from=worker.slot if unasked else None)
 
     def _failed(self, worker: Worker) -> None:
         worker.failures += 1

@@ -325,7 +325,23 @@ class Link:
             self._late.clear()
         if self._results:
             results, self._results = self._results, []
-            self._dealer.send(pack_results(results))
+            self._dealer.send(self._packed(results))
+
+    def _packed(self, results: list[Result]) -> list[bytes]:
+        """Encode results. One that cannot be is answered all the same: whatever is in it, it costs neither the others nor this process."""
+        try:
+            return pack_results(results)
+        except Exception:
+            return pack_results([self._fit(result) for result in results])
+
+    def _fit(self, result: Result) -> Result:
+        try:
+            pack_results([result])
+        except Exception as e:
+            self._log.event.error("result_unsendable", ticket=result.ticket, error=type(e).__name__)
+            words = f"the worker's answer cannot be sent: {type(e).__name__}"
+            return Result(result.ticket, ErrorCode.INTERNAL, words, started=bool(result.started))
+        return result
 
     def _close(self) -> None:
         """Last words: what has run by now, and BYE for work that crossed ours."""
