@@ -159,13 +159,14 @@ class Dispatch:
         worker = self.fleet.lose(slot, incarnation)
         if worker is None:
             return
-        if blame:  # it only looked as if it had been asked to leave
-            for request in worker.returned:
-                ledger.returned_unbegun(request, slot)
+        death = Death(slot, running, blame, kind)
+        if death.unexplained:  # it only looked as if it had been asked to leave
+            for returned_before in worker.returned:
+                ledger.returned_unbegun(returned_before, slot)
         if ledger.suspects.reserved is worker:
             ledger.suspects.reserved = None
         outstanding = [request for ticket in list(worker.outstanding) if (request := worker.take_back(ticket)) is not None]
-        returned = ledger.mourn(outstanding, Death(slot, running, blame, kind), now)
+        returned = ledger.mourn(outstanding, death, now)
         self._no_room = False
         self._event(
             "warning" if blame else "info", "worker_lost", worker=slot, incarnation=incarnation, reason=reason, blame=blame,

@@ -13,6 +13,7 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import IntEnum
+from types import TracebackType
 from typing import Final
 
 from gpupool.errors import ErrorCode, GpuPoolError
@@ -103,7 +104,9 @@ class Fault:
 def presentable(value: object, limit: int) -> str:
     """Return a value as valid, bounded text, whatever it is. Never raises, but for want of memory."""
     try:
-        text = str.__str__(value if isinstance(value, str) else str(value))  # of a subclass a plain copy: its methods may do anything
+        text = str.__str__(
+            value if isinstance(value, str) else str(value)
+        )  # of a subclass a plain copy: its methods may do anything
     except BaseException as e:
         text = f"<{type.__dict__['__name__'].__get__(type(e))} in str()>"
     text = text if len(text) <= limit else text[:limit] + "…"
@@ -133,13 +136,13 @@ def read_fault(error: BaseException) -> Fault:
     kind = classify([_name(c) for c in type.mro(type(error))], text, code if type(code) is int else None)
     message = f"{name}: {text}" if text else name
     failure = Failure(ErrorCode.OUT_OF_MEMORY if kind is FaultKind.OUT_OF_MEMORY else ErrorCode.MODEL_ERROR, message)
-    if isinstance(error, GpuPoolError) and (chosen := _chosen_code(error)) is not None:
+    if issubclass(type(error), GpuPoolError) and (chosen := _chosen_code(error)) is not None:
         field = _attribute(error, "field")
         failure = Failure(chosen, text or name, "" if field is None else presentable(field, MAX_FIELD))
     return Fault(kind, failure, name, _where(error))
 
 
-def _chosen_code(error: GpuPoolError) -> ErrorCode | None:
+def _chosen_code(error: BaseException) -> ErrorCode | None:
     code = _attribute(error, "code")
     return next((c for c in _HANDLER_CODES if c is code or (type(code) is str and c.value == code)), None)
 
@@ -156,8 +159,8 @@ def _name(cls: type) -> str:
 
 
 def _where(error: BaseException) -> str:
-    trace = error.__traceback__
-    if trace is None:
+    trace = _attribute(error, "__traceback__")
+    if not isinstance(trace, TracebackType):
         return ""
     while trace.tb_next is not None:
         trace = trace.tb_next

@@ -35,7 +35,6 @@ from gpupool.link import (
     LinkError,
     Result,
     pack_hello,
-    pack_results,
     pack_tickets,
     unpack_tickets,
     unpack_work,
@@ -48,7 +47,7 @@ from .dealer import Dealer
 from .faults import Failure, FaultKind, StickyFault
 from .intake import Intake
 from .record import Record
-from .replies import Done, Replies, end
+from .replies import Done, Replies, end, packed
 
 #: How long to wait for WELCOME before saying HELLO again.
 #: How long after its connection broke a worker waits for a new router to be the reason.
@@ -325,23 +324,10 @@ class Link:
             self._late.clear()
         if self._results:
             results, self._results = self._results, []
-            self._dealer.send(self._packed(results))
+            self._dealer.send(packed(results, self._unfit))
 
-    def _packed(self, results: list[Result]) -> list[bytes]:
-        """Encode results. One that cannot be is answered all the same: whatever is in it, it costs neither the others nor this process."""
-        try:
-            return pack_results(results)
-        except Exception:
-            return pack_results([self._fit(result) for result in results])
-
-    def _fit(self, result: Result) -> Result:
-        try:
-            pack_results([result])
-        except Exception as e:
-            self._log.event.error("result_unsendable", ticket=result.ticket, error=type(e).__name__)
-            words = f"the worker's answer cannot be sent: {type(e).__name__}"
-            return Result(result.ticket, ErrorCode.INTERNAL, words, started=bool(result.started))
-        return result
+    def _unfit(self, result: Result, error: Exception) -> None:
+        self._log.event.error("result_unsendable", ticket=result.ticket, error=type(error).__name__)
 
     def _close(self) -> None:
         """Last words: what has run by now, and BYE for work that crossed ours."""
