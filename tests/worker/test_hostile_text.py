@@ -142,8 +142,8 @@ class Spite(InvalidInput, metaclass=Spiteful):
 class Masked(Exception):
     """An exception that does not even say what it is an instance of."""
 
-    @property
-    def __class__(self) -> Any:  # type: ignore[misc]
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
         raise RuntimeError("no class")
 
 
