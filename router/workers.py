@@ -20,7 +20,7 @@ class Worker:
 
     __slots__ = (
         "answered_at", "batch_limit", "batch_rows", "batch_s", "failures", "full_row_s", "idle_told", "incarnation", "leaving", "outstanding", "overdue_s", "overflow", "peer", "preparing", "proven",
-        "reported", "room", "room_bytes", "rows", "service_s", "sick", "size_bytes", "slot", "turn",
+        "reported", "returned", "room", "room_bytes", "rows", "service_s", "sick", "size_bytes", "slot", "turn",
     )  # fmt: skip
 
     def __init__(self, peer: bytes, hello: Hello, *, overflow: bool = False) -> None:
@@ -39,6 +39,7 @@ class Worker:
         self.proven = False  # has answered something
         self.leaving = False  # said BYE, or could not be reached: gets nothing more
         self.idle_told = False  # the supervisor knows that it has nothing left; matters while its slot is held
+        self.returned: list[Request] = []  # given back when it left, for what may have been a reason
         self.sick = False  # reported for replacement
         self.failures = 0  # infrastructure errors in a row
         self.answered_at = 0.0  # when it last answered
