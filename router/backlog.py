@@ -29,6 +29,7 @@ class Backlog:
         self._turns = [Turns(priority) for priority in range(MAX_PRIORITY + 1)]
         self._flows: dict[Tenant, Flow] = {}
         self._count = 0
+        self.news = False  # what a tenant has next has changed; whoever looks at that resets it
         self.size_bytes = 0
         self.rows = 0
         self._rows_of = [0] * (MAX_PRIORITY + 1)
@@ -86,9 +87,11 @@ class Backlog:
     def heads(self, most: int) -> Iterator[Request]:
         """The request whose turn it is, then the next ones of other tenants of its priority, in turn; to be used up before anything changes."""
         first = self._next()
-        for flow in [first, *(f for f in self._turns_of(first).in_turn(most) if f is not first)]:
-            assert flow.head is not None
-            yield flow.head
+        assert first.head is not None
+        yield first.head
+        for flow in self._turns_of(first).in_turn(most):
+            if flow is not first and flow.head is not None:
+                yield flow.head
 
     def take(self, request: Request, now: float) -> None:
         """Take what `head` or `heads` named."""
@@ -163,6 +166,7 @@ class Backlog:
 
     def _place(self, flow: Flow) -> None:
         """List a flow by its head, or forget it."""
+        self.news = True
         if flow.head is None:
             del self._flows[flow.tenant]
         else:

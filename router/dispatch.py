@@ -224,7 +224,7 @@ class Dispatch:
         ledger, backlog = self._ledger, self._ledger.backlog
         if ledger.suspects or ledger.suspects.reserved:
             self._dispatch_suspect(now)
-        if not backlog:
+        if not backlog or (self._no_room and not backlog.news):
             return
         balance, reserved = self.balance, ledger.suspects.reserved
         candidates = [w for w in self.fleet.usable if w is not reserved] if reserved else self.fleet.usable
@@ -240,6 +240,7 @@ class Dispatch:
                 self._no_room = True
                 passing = self._past_what_waits(candidates)
                 if passing is None:
+                    backlog.news = False
                     break
                 worker, request = passing
                 backlog.take(request, now)
@@ -268,13 +269,15 @@ class Dispatch:
         """
         backlog = self._ledger.backlog
         places = sum(max(w.room, w.rows) for w in workers)
-        if backlog.tenant_count * FLOOD > places or all(w.passing_ends for w in workers):
+        if backlog.tenant_count * FLOOD > places:
             return None
-        for request in backlog.heads(_LOOKED_AT):
-            passable = [w for w in workers if w.lets_past(request)]
-            if request.tenant.outstanding:
-                passable = [w for w in passable if w.is_below(request.priority)]
-            if worker := self.balance.choose(passable):
+        passable = [w for w in workers if w.may_let_past]
+        for request in backlog.heads(_LOOKED_AT) if passable else ():
+            stays = request.tenant.outstanding > 0
+            worker = self.balance.choose(
+                w for w in passable if not (stays and not w.is_below(request.priority)) and w.lets_past(request)
+            )
+            if worker is not None:
                 return worker, request
         return None
 

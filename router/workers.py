@@ -75,20 +75,21 @@ class Worker:
         """What it holds, without the surplus of a large request, which others may pass."""
         return min(self.rows, self.room)
 
+    @property
+    def may_let_past(self) -> bool:
+        """Whether it lets anybody past, before the request is looked at."""
+        return not self.passing_ends and (self.proven or self.rows > self.room)
+
     def lets_past(self, request: Request) -> bool:
         """Whether it may get this one before what waits there: half a batch of such at a time, or one request that fits into a batch.
 
         One that has proved nothing and was given all that it may be at stake lets nobody past; one that was given more, a quarter of a batch.
         """
-        rows, size = request.rows or 1, request.size
-        if self.passing_ends:
-            return False
-        if not self.proven and (self.rows <= self.room or self.passing + rows > self.room):
-            return False
-        if self.passing and self.passing + rows > self.batch_limit // 2:
-            return False
-        fits = self.size_bytes < self.room_bytes or self.passing_bytes + size <= self.room_bytes // PASSING_BYTES
-        return rows <= self.batch_limit and fits
+        rows = request.rows or 1
+        at_a_time = self.batch_limit // 2 if self.proven else self.room
+        alone = not self.passing and rows <= (self.batch_limit if self.proven else self.room)
+        fits = self.size_bytes < self.room_bytes or self.passing_bytes + request.size <= self.room_bytes // PASSING_BYTES
+        return self.may_let_past and (alone or self.passing + rows <= at_a_time) and fits
 
     def is_below(self, priority: int) -> bool:
         """Whether all that it holds is less important than this."""
