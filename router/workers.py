@@ -27,8 +27,9 @@ class Worker:
     """
 
     __slots__ = (
-        "answered_at", "batch_limit", "batch_rows", "batch_s", "failures", "full_row_s", "idle_told", "incarnation", "leaving", "outstanding", "overdue_s", "overflow", "passing", "passing_bytes", "passing_ends", "peer", "proven", "reported", "room", "room_bytes", "rows",
-        "service_s", "sick", "size_bytes", "slot", "turn", "with_priority",
+        "answered_at", "batch_limit", "batch_rows", "batch_s", "failures", "full_row_s", "idle_told", "incarnation", "leaving",
+        "outstanding", "overdue_s", "overflow", "passing", "passing_bytes", "passing_ends", "peer", "proven", "reported", "room",
+        "room_bytes", "rows", "service_s", "sick", "size_bytes", "slot", "turn", "with_priority",
     )  # fmt: skip
 
     def __init__(self, peer: bytes, hello: Hello, *, overflow: bool = False) -> None:
