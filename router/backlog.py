@@ -29,6 +29,7 @@ class Backlog:
         self._turns = [Turns(priority) for priority in range(MAX_PRIORITY + 1)]
         self._flows: dict[Tenant, Flow] = {}
         self._count = 0
+        self.news = False  # what a tenant has next has changed; whoever looks at that resets it
         self.size_bytes = 0
         self.rows = 0
         self._rows_of = [0] * (MAX_PRIORITY + 1)
@@ -79,15 +80,28 @@ class Backlog:
 
     def pop(self, now: float) -> Request:
         """Take the request whose turn it is; IndexError when none waits."""
-        flow = self._next()
-        request = flow.head
-        assert request is not None
+        request = self.head()
+        self.take(request, now)
+        return request
+
+    def heads(self, most: int) -> Iterator[Request]:
+        """The request whose turn it is, then the next ones of other tenants of its priority, in turn; to be used up before anything changes."""
+        first = self._next()
+        assert first.head is not None
+        yield first.head
+        for flow in self._turns_of(first).in_turn(most):
+            if flow is not first and flow.head is not None:
+                yield flow.head
+
+    def take(self, request: Request, now: float) -> None:
+        """Take what `head` or `heads` named."""
+        flow = self._flows[request.tenant]
+        turns = self._turns_of(flow)
         flow.remove(request)
         flow.tenant.served_at = now
-        self._turns[request.priority].served(flow, request.rows or 1)
+        turns.served(flow, request.rows or 1)
         self._place(flow)
         self._forget(request)
-        return request
 
     def last_of(self, tenant: Tenant) -> Request:
         """Return the request of a tenant whose turn would come last; KeyError when it has none."""
@@ -113,6 +127,10 @@ class Backlog:
         if flow is not None and flow.head is not None and flow.head.priority >= priority:
             others -= 1
         return min(sum(self._rows_of[priority:]), own + (own + 1) * others)
+
+    def _turns_of(self, flow: Flow) -> Turns:
+        assert flow.head is not None
+        return self._turns[flow.head.priority]
 
     def _next(self) -> Flow:
         """The tenant whose turn it is; IndexError when there is none."""
@@ -148,6 +166,7 @@ class Backlog:
 
     def _place(self, flow: Flow) -> None:
         """List a flow by its head, or forget it."""
+        self.news = True
         if flow.head is None:
             del self._flows[flow.tenant]
         else:

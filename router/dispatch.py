@@ -25,6 +25,8 @@ from .workers import Fleet, Worker
 
 #: Places at workers for each tenant that waits, from which on one that has none is let past those that have several.
 FLOOD: Final = 4
+#: Tenants that are looked at, in turn, for one that may pass: what each has next may be too large, or it has something at a worker already.
+_LOOKED_AT: Final = 16
 #: Infrastructure errors in a row after which a worker is reported for replacement.
 MAX_FAILURES: Final = 5
 NO_WORKERS_RETRY_MS: Final = 1000
@@ -224,7 +226,7 @@ class Dispatch:
         ledger, backlog = self._ledger, self._ledger.backlog
         if ledger.suspects or ledger.suspects.reserved:
             self._dispatch_suspect(now)
-        if not backlog:
+        if not backlog or (self._no_room and not backlog.news):
             return
         balance, reserved = self.balance, ledger.suspects.reserved
         candidates = [w for w in self.fleet.usable if w is not reserved] if reserved else self.fleet.usable
@@ -233,14 +235,18 @@ class Dispatch:
             balance.begin(candidates)
         while backlog:
             worker = None if self._no_room else balance.best()
-            urgent = worker is None
-            if worker is None:
+            if worker is not None:
+                request = backlog.pop(now)
+                request.flags &= ~_URGENT
+            else:
                 self._no_room = True
-                worker = self._ahead_of_flood(candidates)
-                if worker is None:
+                passing = self._past_what_waits(candidates)
+                if passing is None:
+                    backlog.news = False
                     break
-            request = backlog.pop(now)
-            request.flags = request.flags | _URGENT if urgent else request.flags & ~_URGENT
+                worker, request = passing
+                backlog.take(request, now)
+                request.flags |= _URGENT
             if request.deadline <= now or (backlog and request.deadline < now + worker.needs_s):
                 # With others waiting nobody shall run what is answered before it can be done.
                 ledger.finish(
@@ -256,16 +262,26 @@ class Dispatch:
                 parcel.append(request)
         ledger.commands += [SendWork(peer, requests) for peer, requests in parcels.items()]
 
-    def _ahead_of_flood(self, workers: Sequence[Worker]) -> Worker | None:
-        """Find a worker, all being full, that takes the next request before what waits there.
+    def _past_what_waits(self, workers: Sequence[Worker]) -> tuple[Worker, Request] | None:
+        """Find a worker, all being full, and the request that it takes before what waits there.
 
         That is for a tenant with nothing at any worker, while what they hold would give each that waits several places: fair turns here
-        would else still cost it the batch that a flood has waiting at the worker.
+        would else still cost it the batch that a flood has waiting at the worker, or all of a request of a thousand samples. A
+        tenant that has something there passes only what is less important.
         """
         backlog = self._ledger.backlog
-        if backlog.tenant_count * FLOOD > sum(w.room for w in workers) or backlog.head().tenant.outstanding:
+        places = sum(max(w.room, w.rows) for w in workers)
+        if backlog.tenant_count * FLOOD > places:
             return None
-        return self.balance.choose(w for w in workers if w.proven and w.can_take(w.batch_limit // 2))
+        passable = [w for w in workers if w.may_let_past]
+        for request in backlog.heads(_LOOKED_AT) if passable else ():
+            stays = request.tenant.outstanding > 0
+            worker = self.balance.choose(
+                w for w in passable if not (stays and not w.is_below(request.priority)) and w.lets_past(request)
+            )
+            if worker is not None:
+                return worker, request
+        return None
 
     def settle(self, now: float) -> None:
         """Let overflow workers have what is theirs, answer what nobody will ever run, and report held workers that have finished."""

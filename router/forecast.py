@@ -41,10 +41,15 @@ class Forecast:
         self.rows_per_s = sum(speeds) if all(speeds) else 0.0
 
     def wait_s(self, backlog: Backlog, workers: Sequence[Worker], tenant: Tenant, priority: int) -> float:
-        """Return how long a newcomer of this tenant and priority would wait; 0 when unknown."""
+        """Return how long a newcomer of this tenant and priority would wait; 0 when unknown.
+
+        Who may pass a large request at a worker does not wait for all of it.
+        """
         if not self.rows_per_s:
             return 0.0
-        return (backlog.rows_ahead(tenant, priority) + sum(w.rows for w in workers)) / self.rows_per_s
+        stays = tenant.outstanding > 0
+        at_workers = sum(w.rows if stays and not w.is_below(priority) else w.expected_rows for w in workers)
+        return (backlog.rows_ahead(tenant, priority) + at_workers) / self.rows_per_s
 
 
 def _rows_per_s(worker: Worker) -> float:

@@ -8,6 +8,7 @@ for nothing. Beside that it is known who was served least recently, for tenants 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
 from .flow import Flow
@@ -52,6 +53,18 @@ class Turns:
     def first(self) -> Flow:
         """The tenant whose turn it is; IndexError when there is none."""
         return self._top(self._by_tag)
+
+    def in_turn(self, most: int) -> Iterator[Flow]:
+        """The tenants in turn, no more than `most` entries of them; to be used up before anything changes."""
+        heap = self._by_tag
+        nearest = [(heap[0], 0)] if heap else []
+        while nearest and most:
+            (_, turn, flow), at = heappop(nearest)
+            if turn == flow.turn:
+                most -= 1
+                yield flow
+            for child in range(2 * at + 1, min(2 * at + 3, len(heap))):
+                heappush(nearest, (heap[child], child))
 
     def least_recent(self) -> Flow:
         """The tenant that was served least recently, or has waited longest without; IndexError when there is none."""

@@ -7,20 +7,29 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpupool.link import Hello
+from gpupool.link import Hello, WorkFlag
+from gpupool.wire import MAX_PRIORITY
 
 from .requests import Request
 
 #: A worker just joined gets a quarter of a batch until its first result: if it dies of it, little was at stake.
 SLOW_START: Final = 4
+#: A share of the bytes that a worker may hold: so much more may pass what fills them.
+PASSING_BYTES: Final = 4
+_URGENT: Final = int(WorkFlag.URGENT)
 
 
 class Worker:
-    """One registered incarnation. `rows` is the router's own count of samples sent and not answered."""
+    """One registered incarnation. `rows` is the router's own count of samples sent and not answered.
+
+    Some of what it holds was let past the rest (`passing`). Those that pass together are all answered before others do, and the worker
+    begins its next batch at that moment: so what is passed runs too, however many would like to pass.
+    """
 
     __slots__ = (
-        "answered_at", "batch_limit", "batch_rows", "batch_s", "failures", "full_row_s", "idle_told", "incarnation", "leaving", "outstanding", "overdue_s", "overflow", "peer", "preparing", "proven",
-        "reported", "returned", "room", "room_bytes", "rows", "service_s", "sick", "size_bytes", "slot", "turn",
+        "answered_at", "batch_limit", "batch_rows", "batch_s", "failures", "full_row_s", "idle_told", "incarnation", "leaving",
+        "outstanding", "overdue_s", "overflow", "passing", "passing_bytes", "passing_ends", "peer", "preparing", "proven", "reported",
+        "returned", "room", "room_bytes", "rows", "service_s", "sick", "size_bytes", "slot", "turn", "with_priority",
     )  # fmt: skip
 
     def __init__(self, peer: bytes, hello: Hello, *, overflow: bool = False) -> None:
@@ -34,6 +43,10 @@ class Worker:
         self.outstanding: dict[int, Request] = {}  # by ticket, in the order sent
         self.rows = 0
         self.size_bytes = 0  # of the same
+        self.passing = 0  # rows of those let past the others
+        self.passing_bytes = 0
+        self.passing_ends = False  # one of them is answered: no more until all are
+        self.with_priority = [0] * (MAX_PRIORITY + 1)  # requests
         self.room = 0  # rows up to which it gets more, see Fleet.set_limit
         self.room_bytes = 0  # and bytes
         self.proven = False  # has answered something
@@ -61,9 +74,30 @@ class Worker:
         """How long a request that it is given now will take at the least, half of a batch that runs included; 0 while unknown."""
         return self.batch_s * (1.5 if self.outstanding else 1.0)
 
-    def can_take(self, rows: int) -> bool:
-        """Whether it may get one request more although it may hold so many rows more than it has room for."""
-        return self.rows < self.room + rows and self.size_bytes < self.room_bytes
+    @property
+    def expected_rows(self) -> int:
+        """What it holds, without the surplus of a large request, which others may pass."""
+        return min(self.rows, self.room)
+
+    @property
+    def may_let_past(self) -> bool:
+        """Whether it lets anybody past, before the request is looked at."""
+        return not self.passing_ends and (self.proven or self.rows > self.room)
+
+    def lets_past(self, request: Request) -> bool:
+        """Whether it may get this one before what waits there: half a batch of such at a time, or one request that fits into a batch.
+
+        One that has proved nothing and was given all that it may be at stake lets nobody past; one that was given more, a quarter of a batch.
+        """
+        rows = request.rows or 1
+        at_a_time = self.batch_limit // 2 if self.proven else self.room
+        alone = not self.passing and rows <= (self.batch_limit if self.proven else self.room)
+        fits = self.size_bytes < self.room_bytes or self.passing_bytes + request.size <= self.room_bytes // PASSING_BYTES
+        return self.may_let_past and (alone or self.passing + rows <= at_a_time) and fits
+
+    def is_below(self, priority: int) -> bool:
+        """Whether all that it holds is less important than this."""
+        return not any(self.with_priority[priority:])
 
     def give(self, request: Request) -> None:
         """Note that a request is sent."""
@@ -71,6 +105,10 @@ class Worker:
         self.outstanding[request.ticket] = request
         self.rows += rows
         self.size_bytes += request.size
+        self.with_priority[request.priority] += 1
+        if request.flags & _URGENT:
+            self.passing += rows
+            self.passing_bytes += request.size
         request.tenant.outstanding += rows
 
     def take_back(self, ticket: int) -> Request | None:
@@ -80,6 +118,11 @@ class Worker:
             rows = request.rows or 1
             self.rows -= rows
             self.size_bytes -= request.size
+            self.with_priority[request.priority] -= 1
+            if request.flags & _URGENT:
+                self.passing -= rows
+                self.passing_bytes -= request.size
+                self.passing_ends = self.passing > 0
             request.tenant.outstanding -= rows
         return request
 

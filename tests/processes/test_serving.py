@@ -14,7 +14,7 @@ import pytest
 import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
-from support.running import FAST, Load, RunningPool
+from support.running import FAST, Load, RunningPool, until
 
 pytestmark = pytest.mark.processes
 MakePool = Callable[..., RunningPool]
@@ -263,3 +263,27 @@ def test_a_stray_signal_to_a_worker_ends_only_that_worker(make_pool: MakePool) -
         pool.wait_for_incarnation(0, before["incarnation"] + 1)
     assert set(load.stop()) == {"ok"}
     assert pool.worker(1)["restarts"] == 0
+
+
+def test_small_requests_pass_a_large_one_which_gets_most_of_the_worker_all_the_same(make_pool: MakePool) -> None:
+    """The large one comes first, to a worker that has answered nothing yet; then two clients ask all the time, one thing at a time."""
+    rows = 800
+    config = "[batching]\nmax_batch = 8\nmin_batch = 8\nadaptive = false\nwindow_ms = 0.0\nidle_window_ms = 0.0\n"
+    pool = make_pool("paced_model:Paced", workers=1, options="fixed_s = 0.0, each_s = 0.005", config=config).start()
+    with pool.client() as large, pool.client() as one, pool.client() as two:
+        large.send([{"i": k} for k in range(rows)], many=True, timeout_ms=60_000)
+        pool.wait(lambda s: s["router"]["in_flight"] == 1)
+        calm, answered, reply = (one, two), 0, None
+        for client in calm:
+            client.send({})
+        for _ in until(60.0, every=0.001):
+            if (reply := large.receive(0.0)) is not None:
+                break
+            for client in calm:
+                if (small := client.receive(0.0)) is not None:
+                    assert small[0]["code"] == "ok"
+                    answered += 1
+                    client.send({})
+    assert reply is not None
+    assert reply[0]["code"] == "ok"
+    assert 20 <= answered <= rows // 2

@@ -16,6 +16,7 @@ from gpupool.router.workers import Fleet, Worker
 def worker(batch_s: float = 0.0, limit: int = 10) -> Worker:
     made = Worker(b"w", Hello(0, 1, 1, "", limit))
     made.batch_s = batch_s
+    made.room = 2 * limit
     return made
 
 
@@ -38,6 +39,17 @@ def test_wait_is_what_stands_before_over_the_speed_of_all() -> None:
     assert forecast.rows_per_s == pytest.approx(30.0)
     assert forecast.wait_s(backlog_of(45), workers, ME, 5) == pytest.approx(2.0)
     assert forecast.wait_s(backlog_of(45), workers, ME, 6) == pytest.approx(0.5)
+
+
+def test_of_a_large_request_at_a_worker_only_who_has_something_there_waits_for_all() -> None:
+    forecast, workers = Forecast(), [worker(1.0)]
+    tenant, newcomer = Tenant(), Tenant()
+    workers[0].give(Request(b"c", tenant, "i", 1, 0.0, 1.0, (), 0, rows=1000))
+    forecast.update(workers)
+
+    waits = [forecast.wait_s(Backlog(), workers, *who) for who in ((tenant, 5), (tenant, 4), (tenant, 6), (newcomer, 5))]
+
+    assert waits == pytest.approx([100.0, 100.0, 2.0, 2.0])
 
 
 def test_nothing_is_foretold_while_one_worker_is_unknown_or_nobody_is_there() -> None:

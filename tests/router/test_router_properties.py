@@ -215,7 +215,9 @@ class RouterMachine(RuleBasedStateMachine):
             assert request.state is not State.DONE
         outstanding = Counter[Tenant]()
         for worker in world.core.workers.fleet.by_slot.values():
-            assert worker.rows == len(worker.outstanding)
+            assert worker.rows == len(worker.outstanding) == sum(worker.with_priority)
+            assert worker.passing == sum(1 for r in worker.outstanding.values() if r.flags & WorkFlag.URGENT)
+            assert worker.passing or not worker.passing_ends
             outstanding.update(r.tenant for r in worker.outstanding.values())
         waiting = Counter(r.tenant for r in world.core.ledger.backlog)
         for tenant in world.core.connections.tenants():
