@@ -131,9 +131,15 @@ class HostBudget:
         return self.used() + (_TRIM_THRESHOLD if self._limit is not None else 0)
 
     def at_rest(self) -> int:
-        """Return what is resident. `used` would be more: free heap counts until it happens to lie at the heap's end."""
+        """Return what counts against the limit after free heap was given back, but for the reserve; without a limit what is resident.
+
+        Free heap that something in use keeps from the heap's end goes on counting although it is given back: a heap in splinters serves
+        small blocks, and leaves no room for large ones.
+        """
         self.trim()
-        return _status("VmRSS")
+        if self._limit is None:
+            return _status("VmRSS")
+        return self.used() - (RESERVE_BYTES if self._reserve is not None else 0)
 
     def peak_of(self, run: Callable[[], object]) -> int:
         """Measure a run's peak by the resident high-water mark.
@@ -141,7 +147,8 @@ class HostBudget:
         Raises:
             NotMeasurable: where the mark cannot be reset.
         """
-        before = self.at_rest()
+        self.trim()
+        before = _status("VmRSS")
         try:
             _CLEAR_REFS.write_bytes(_RESET_PEAK)
         except OSError as e:

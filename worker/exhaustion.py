@@ -1,4 +1,4 @@
-"""When memory has got lost, so that only a new process helps: batches fail again and again, and more is held at rest than after loading.
+"""When memory has got lost, so that only a new process helps: work fails again and again, and more is held at rest than after loading.
 
 Failures alone prove nothing: they come from samples that are too large, which a new process would find as large, and whoever sends them
 must not be able to have workers replaced. What is held although nothing runs and nothing waits - a leak, a heap or cache in splinters - a
@@ -7,6 +7,7 @@ new one has not. A worker that is never without work cannot be looked at so: the
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from typing import Final
 
@@ -24,11 +25,11 @@ LOOK_AGAIN_S: Final = 10.0
 class Exhaustion:
     """Counts failures for want of memory. Instants in monotonic seconds, sizes in bytes.
 
-    `failed` is for the work loop; the other thread that judges does so only while that is idle.
+    Any thread may say that something has failed, or judge.
     """
 
     def __init__(self) -> None:
-        self.failures = 0  # runs of forward that failed so
+        self.failures = 0  # runs of forward that failed so, and samples that did elsewhere in the model's code
         self.recycle_reason: str | None = None  # for the supervisor; whoever tells it takes it away
         self._fixed = 0
         self._budget = 0
@@ -36,19 +37,21 @@ class Exhaustion:
         self._suspected_at: float | None = None
         self._grown_looks = 0
         self._judged_at: float | None = None
+        self._lock = threading.Lock()
 
     def begin(self, *, fixed_bytes: int, budget_bytes: int) -> None:
         """Take note of what is held at rest after loading, and of what there is in all."""
         self._fixed, self._budget = fixed_bytes, budget_bytes
 
     def failed(self, runs: int, now: float) -> None:
-        """Note a batch of which `runs` runs failed."""
-        self.failures += runs
-        self._recent.append(now)
-        if not self._budget or len(self._recent) < FAILURES or now - self._recent[0] > WINDOW_S:
-            self._suspected_at = None
-        elif self._suspected_at is None:
-            self._suspected_at = now
+        """Note a batch of which `runs` runs failed, or a sample that has failed alone."""
+        with self._lock:
+            self.failures += runs
+            self._recent.append(now)
+            if not self._budget or len(self._recent) < FAILURES or now - self._recent[0] > WINDOW_S:
+                self._suspected_at = None
+            elif self._suspected_at is None:
+                self._suspected_at = now
 
     def suspects(self, now: float) -> bool:
         """Whether to look at what is held, as soon as nothing runs and nothing waits."""
@@ -65,16 +68,17 @@ class Exhaustion:
         One that has not clears the suspicion: the samples were to blame, and the count begins anew.
         """
         grown = at_rest_bytes - self._fixed
-        if grown <= GROWN * self._budget:
-            self._suspected_at = None
-            self._recent.clear()
-        else:
-            self._grown_looks += 1
-            if self._grown_looks < LOOKS:
-                return
-            span_s = self._recent[-1] - self._recent[0]
-            self.recycle_reason = (
-                f"out of memory {FAILURES} times in {span_s:.0f} s, {grown >> 20} MiB more held than after loading"
-            )
-        self._grown_looks = 0
-        self._judged_at = now
+        with self._lock:
+            if grown <= GROWN * self._budget:
+                self._suspected_at = None
+                self._recent.clear()
+            elif self._suspected_at is not None:
+                self._grown_looks += 1
+                if self._grown_looks < LOOKS:
+                    return
+                span_s = self._recent[-1] - self._recent[0]
+                self.recycle_reason = (
+                    f"out of memory {FAILURES} times in {span_s:.0f} s, {grown >> 20} MiB more held than after loading"
+                )
+            self._grown_looks = 0
+            self._judged_at = now
