@@ -122,6 +122,29 @@ def test_what_is_free_counts_for_nothing_at_rest() -> None:
     assert budget.at_rest() < before + 10 * MIB
 
 
+@pytest.mark.processes
+def test_at_rest_counts_what_the_limit_counts_also_where_one_small_block_holds_the_heap() -> None:
+    """Given back it no longer is resident, and leaves no room for a large block all the same."""
+    code = """
+from gpupool.worker.budget import HostBudget, share_one_heap
+share_one_heap()
+budget = HostBudget()
+budget.set_limit(budget.used() + 300 * 2**20)
+before = budget.at_rest()
+held = [bytes(16_000) for _ in range(10_000)]
+pin = held[-1]
+del held
+left = budget.at_rest() - before
+budget.brace()
+print(left >> 20, budget.at_rest() - before == left)
+budget.relieve()
+print(budget.at_rest() - before == left)
+"""
+    left, braced, relieved = run(code).split()
+    assert int(left) > 100
+    assert (braced, relieved) == ("True", "True")
+
+
 def test_without_a_limit_nothing_is_reserved_or_counted_beside() -> None:
     budget = HostBudget()
     budget.brace()
