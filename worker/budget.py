@@ -42,6 +42,8 @@ _M_TRIM_THRESHOLD: Final = -1  # as mallopt has them
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 _STATUS: Final = Path("/proc/self/status")
+_TASKS: Final = Path("/proc/self/task")
+_STACK_BYTES: Final = 2 << 20  # of a thread, where nothing limits it
 _CLEAR_REFS: Final = Path("/proc/self/clear_refs")
 _RESET_PEAK: Final = b"5"
 
@@ -131,15 +133,17 @@ class HostBudget:
         return self.used() + (_TRIM_THRESHOLD if self._limit is not None else 0)
 
     def at_rest(self) -> int:
-        """Return what counts against the limit after free heap was given back, but for the reserve; without a limit what is resident.
+        """Return what counts against the limit after free heap was given back, but for the reserve and stacks; without a limit what is resident.
 
         Free heap that something in use keeps from the heap's end goes on counting although it is given back: a heap in splinters serves
-        small blocks, and leaves no room for large ones.
+        small blocks, and leaves no room for large ones. Stacks of threads count in full and hold next to nothing: those that a library starts
+        with its first batch are no loss.
         """
         self.trim()
         if self._limit is None:
             return _status("VmRSS")
-        return self.used() - (RESERVE_BYTES if self._reserve is not None else 0)
+        reserve = RESERVE_BYTES if self._reserve is not None else 0
+        return max(0, self.used() - reserve - _stacks())
 
     def peak_of(self, run: Callable[[], object]) -> int:
         """Measure a run's peak by the resident high-water mark.
@@ -245,6 +249,16 @@ class CardBudget:
             block = self._torch.empty(size_bytes, dtype=self._torch.uint8, device="cuda:0")
             del block
         return self.reserved()
+
+
+def _stacks() -> int:
+    """Return what the stacks of this process's threads take, in bytes, where they have the default size."""
+    size = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    try:
+        threads = len(list(_TASKS.iterdir()))
+    except OSError:
+        return 0
+    return (threads - 1) * (size if size != resource.RLIM_INFINITY else _STACK_BYTES)  # the main thread's grows as it is used
 
 
 def _status(name: str) -> int:

@@ -145,6 +145,25 @@ print(budget.at_rest() - before == left)
     assert (braced, relieved) == ("True", "True")
 
 
+@pytest.mark.processes
+def test_stacks_of_threads_that_are_started_late_are_no_memory_lost() -> None:
+    code = """
+import threading
+from gpupool.worker.budget import HostBudget
+budget = HostBudget()
+budget.set_limit(1 << 30)
+before, used = budget.at_rest(), budget.used()
+done = threading.Event()
+for _ in range(12):
+    threading.Thread(target=done.wait).start()
+print((budget.used() - used) >> 20, abs(budget.at_rest() - before) >> 20)
+done.set()
+"""
+    counted, lost = run(code).split()
+    assert int(counted) >= 12
+    assert int(lost) <= 4
+
+
 def test_without_a_limit_nothing_is_reserved_or_counted_beside() -> None:
     budget = HostBudget()
     budget.brace()
