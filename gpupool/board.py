@@ -65,7 +65,7 @@ class SlotWord(IntEnum):
     ROUTER_EPOCH = 14  # [worker] the router it is registered with
     MEMORY_BYTES = 15  # [worker] resident memory of the process
     WINDOW_NS = 16  # [worker] in force now
-    FULL_BATCH_NS = 17  # [worker] what a batch of BATCH_LIMIT would take, by the fit; 0 until that is good
+    FULL_ROW_NS = 17  # [worker] time per sample in full batches, by the fit; 0 until that is good
     SET_BATCH_PPM = 24  # [supervisor] share of the batch limit, in millionths; 0: all of it
     SET_WINDOW_PPM = 25  # [supervisor] share of the configured window, in millionths; 0: all of it
 

@@ -88,7 +88,8 @@ class Channel:
         Raises:
             ValueError: when the message is larger than MAX_MESSAGE_BYTES.
         """
-        data: bytes = msgpack.packb(message)
+        # A text that is no valid UTF-8 comes from a model or from the host, and must not end who passes it on.
+        data: bytes = msgpack.packb(message, unicode_errors="replace")
         if len(data) > MAX_MESSAGE_BYTES:
             raise ValueError(f"{message.get('t')}: {len(data)} bytes, the limit is {MAX_MESSAGE_BYTES}")
         try:

@@ -42,7 +42,7 @@ class Reading(NamedTuple):
     batch_limit: int
     service_s: float
     running_s: float = 0.0  # how long its batch has been running
-    full_batch_s: float = 0.0  # what a batch of the limit would take by the worker's fit; 0: unknown
+    full_row_s: float = 0.0  # what a sample would take in full batches by the worker's fit; 0: unknown
 
 
 class Balance:
@@ -93,14 +93,14 @@ def apply_readings(fleet: Fleet, readings: Sequence[Reading], now: float) -> Non
     told = {r.slot: r for r in readings}
     known: dict[int, float] = {}
     for worker in fleet.by_slot.values():
-        worker.reported, worker.overdue_s, worker.full_batch_s = 0, 0.0, 0.0
+        worker.reported, worker.overdue_s, worker.full_row_s = 0, 0.0, 0.0
         reading = told.get(worker.slot)
         if reading is None or reading.incarnation != worker.incarnation:
             continue
         if 0 < reading.batch_limit <= MAX_BATCH_LIMIT and reading.batch_limit != worker.batch_limit:
             fleet.set_limit(worker, reading.batch_limit)
-        if 0.0 < reading.full_batch_s <= MAX_SERVICE_S:
-            worker.full_batch_s = reading.full_batch_s
+        if 0.0 < reading.full_row_s <= MAX_SERVICE_S:
+            worker.full_row_s = reading.full_row_s
         if reading.rows <= worker.rows + 4 * worker.batch_limit:
             worker.reported = reading.rows
         if CLOSE * worker.batch_s < reading.running_s <= MAX_SERVICE_S and worker.batch_s:

@@ -157,10 +157,14 @@ class Dispatch:
         worker = self.fleet.lose(slot, incarnation)
         if worker is None:
             return
+        death = Death(slot, running, blame, kind)
+        if death.unexplained:  # it only looked as if it had been asked to leave
+            for returned_before in worker.returned:
+                ledger.returned_unbegun(returned_before, slot)
         if ledger.suspects.reserved is worker:
             ledger.suspects.reserved = None
         outstanding = [request for ticket in list(worker.outstanding) if (request := worker.take_back(ticket)) is not None]
-        returned = ledger.mourn(outstanding, Death(slot, running, blame, kind), now)
+        returned = ledger.mourn(outstanding, death, now)
         self._no_room = False
         self._event(
             "warning" if blame else "info", "worker_lost", worker=slot, incarnation=incarnation, reason=reason, blame=blame,
@@ -316,7 +320,11 @@ class Dispatch:
         self.fleet.changed()
         self._no_room = False
         returned = [request for ticket in tickets if (request := worker.take_back(ticket)) is not None]
-        self._ledger.take_back(returned, now, reason)
+        # One that is held or avoided has mostly been asked; `lost` tells.
+        unasked = reason == "bye" and worker.slot not in self.fleet.held | self.fleet.avoided
+        if not unasked:
+            worker.returned += [request for request in returned if request.state is not State.DONE]
+        self._ledger.take_back(returned, now, reason, unasked_from=worker.slot if unasked else None)
 
     def _failed(self, worker: Worker) -> None:
         worker.failures += 1

@@ -22,7 +22,7 @@ from .commands import Command, Event
 from .deadlines import Deadlines
 from .poison import CONTENT_DEATHS, Poison
 from .replies import Replies
-from .requests import Request, State
+from .requests import SUSPECT_RETURNS, Request, State
 from .retry_budget import RetryBudget
 from .suspects import Suspects
 
@@ -30,6 +30,8 @@ from .suspects import Suspects
 RETRY_MS: Final = 200
 #: Deaths of workers at one request's hands after which its content is refused.
 POISON_DEATHS: Final = 2
+#: Returns unbegun, see `requests.SUSPECT_RETURNS`, after which a request is not sent again.
+MAX_RETURNS: Final = 2 * SUSPECT_RETURNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,11 @@ class Death:
     running: Collection[int] | None
     blame: bool  # whether what it ran may have killed it
     kind: str  # crash, stuck, operator …: one of a few, for the books
+
+    @property
+    def unexplained(self) -> bool:
+        """Whether it may have come of any request that the worker had: nobody asked for it, and nothing was marked as running."""
+        return self.blame and self.running is not None and not self.running
 
 
 class Ledger:
@@ -137,25 +144,40 @@ class Ledger:
         elif not self.suspects.remove(request):
             self.backlog.remove(request)
 
-    def take_back(self, requests: Iterable[Request], now: float, reason: str) -> None:
-        """Let requests wait again that a worker was sent and never started."""
+    def take_back(self, requests: Iterable[Request], now: float, reason: str, *, unasked_from: int | None = None) -> None:
+        """Let requests wait again that a worker was sent and never started; `unasked_from`: the slot of one that leaves unasked."""
         back: list[Request] = []
         for request in requests:
-            self.suspects.returned(request)
+            alone = self.suspects.returned(request)
             if request.state is State.DONE:
                 continue
             self.accounts.in_flight -= 1
+            if unasked_from is not None:
+                self.returned_unbegun(request, unasked_from, alone=alone)
+            if self._ends_workers(request, now):
+                continue
             if request.deadline <= now:
                 self.finish(request, ErrorCode.DEADLINE_EXCEEDED, now, message="time ran out")
             else:
                 back.append(request)
         self._requeue(back, now, reason)
 
+    def returned_unbegun(self, request: Request, slot: int, *, alone: bool = False) -> None:
+        """Note that a request came back unbegun from a worker that ended for no known reason; `alone`: it had nothing else.
+
+        Of a death that is marked as another's this says nothing, nor of a planned end. One that was suspected for its returns, and whose
+        worker ended again when it had nothing else, is the reason.
+        """
+        if alone and request.returns >= SUSPECT_RETURNS:
+            request.deaths += 1
+        request.returns += 1
+        request.died_on = slot
+
     def mourn(self, requests: Iterable[Request], death: Death, now: float) -> int:
         """Decide about the requests that a dead worker had; return how many wait again."""
         back: list[Request] = []
         for request in requests:
-            self.suspects.returned(request)
+            alone = self.suspects.returned(request)
             sole = death.blame and death.running is not None and len(death.running) == 1 and request.ticket in death.running
             deaths = self.poison.death(request.model, request.frames, now) if sole and request.frames else 0
             if deaths >= CONTENT_DEATHS:
@@ -172,6 +194,8 @@ class Ledger:
                 ran_to_death = death.blame
             else:
                 ran_to_death = False
+                if death.unexplained:
+                    self.returned_unbegun(request, death.slot, alone=alone)
             if not self._ends_with(request, now, again=ran_to_death):
                 back.append(request)
         self._requeue(back, now, death.kind)
@@ -179,10 +203,8 @@ class Ledger:
 
     def _ends_with(self, request: Request, now: float, *, again: bool) -> bool:
         """Answer a request that came back from a dead worker and may not be sent again; `again`: it would run a second time."""
-        if request.deaths >= POISON_DEATHS:
-            self._poison(request, request.deaths, now)
-            text = f"{request.deaths} workers died while they ran this request; it is refused for a while"
-            self.finish(request, ErrorCode.POISON, now, message=text)
+        if self._ends_workers(request, now):
+            pass
         elif len(self.poison) and self.poison.holds(request.model, request.frames, now):
             self.finish(request, ErrorCode.POISON, now, message="workers die of this content; it is refused for a while")
         elif request.deadline <= now:
@@ -201,6 +223,19 @@ class Ledger:
             return False
         return True
 
+    def _ends_workers(self, request: Request, now: float) -> bool:
+        """Answer a request that came back and that workers end of, or seem to."""
+        if request.deaths >= POISON_DEATHS:
+            self._poison(request, request.deaths, now)
+            text = f"{request.deaths} workers died while they ran this request; it is refused for a while"
+            self.finish(request, ErrorCode.POISON, now, message=text)
+        elif request.returns >= MAX_RETURNS:
+            text = f"{request.returns} workers ended before they began this request; it is not sent again"
+            self.finish(request, ErrorCode.WORKER_LOST, now, message=text)
+        else:
+            return False
+        return True
+
     def _poison(self, request: Request, deaths: int, now: float) -> None:
         """Refuse a request's content from now on."""
         name = self.poison.add(request.model, request.frames, now, deaths=deaths)
@@ -208,7 +243,7 @@ class Ledger:
         self.commands.append(Event("error", "request_poisoned", fields))
 
     def _requeue(self, requests: Iterable[Request], now: float, reason: str) -> None:
-        """Let requests wait again, before all others; those that saw a worker die at their hands wait among the suspects.
+        """Let requests wait again, before all others; those that workers may die of wait among the suspects.
 
         What no longer fits the bounds is refused: those whose turn would come last, who would have been refused a moment later.
         """
@@ -216,7 +251,7 @@ class Ledger:
         suspects: list[Request] = []
         for request in requests:
             request.state = State.PENDING
-            (suspects if request.deaths else fresh).append(request)
+            (suspects if request.suspected else fresh).append(request)
             self.accounts.redispatch(reason)
         self.backlog.restore(fresh)
         self.suspects.add(suspects)

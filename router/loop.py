@@ -231,8 +231,8 @@ class Router:
             limit, service_s = get(slot, SlotWord.BATCH_LIMIT), get(slot, SlotWord.SERVICE_NS) / 1e9
             since_ns = get(slot, SlotWord.PHASE_SINCE_NS) if get(slot, SlotWord.PHASE) == Phase.BATCH else now_ns
             running_s = (now_ns - since_ns) / 1e9
-            full_batch_s = get(slot, SlotWord.FULL_BATCH_NS) / 1e9
-            readings.append(Reading(slot, get(slot, SlotWord.INCARNATION), rows, limit, service_s, running_s, full_batch_s))
+            full_row_s = get(slot, SlotWord.FULL_ROW_NS) / 1e9
+            readings.append(Reading(slot, get(slot, SlotWord.INCARNATION), rows, limit, service_s, running_s, full_row_s))
         return readings
 
     # What comes in

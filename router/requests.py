@@ -15,6 +15,9 @@ from .tenants import Tenant
 
 #: No slot has this number: the request has killed no worker yet.
 NO_SLOT: Final = -1
+#: Returns unbegun, from workers that ended for no known reason, after which a request is suspected of being the reason: a worker can end
+#: of a request that it never marked as begun. Two may be bad luck.
+SUSPECT_RETURNS: Final = 3
 
 
 class State(Enum):
@@ -30,7 +33,7 @@ class Request:
 
     __slots__ = (
         "arrived", "attempts", "client", "deadline", "deaths", "delimiter", "died_on", "flags", "frames", "id", "model",
-        "patient", "priority", "retry", "rows", "sent", "sequence", "size", "slot", "state", "tenant", "ticket", "timeout_s",
+        "patient", "priority", "retry", "returns", "rows", "sent", "sequence", "size", "slot", "state", "tenant", "ticket", "timeout_s",
     )  # fmt: skip
 
     def __init__(
@@ -75,3 +78,9 @@ class Request:
         self.attempts = 0  # executions begun, the first included
         self.deaths = 0  # deaths of workers that were laid at its door
         self.died_on = NO_SLOT
+        self.returns = 0  # unbegun, from workers that died or left for no known reason
+
+    @property
+    def suspected(self) -> bool:
+        """Whether it may be what workers die of: then it runs alone."""
+        return self.deaths > 0 or self.returns >= SUSPECT_RETURNS

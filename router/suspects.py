@@ -1,4 +1,7 @@
-"""Requests that were running when a worker died: they run again one at a time in the whole pool, each alone on its worker.
+"""Requests that workers may die of: they run again one at a time in the whole pool, each alone on its worker.
+
+Those are the ones that were running when a worker died, and those that came back from several workers that ended with nothing marked as
+running, or left unasked: code of a model may run where nobody marks it.
 
 So the next death has one author. One worker is reserved for them: it gets no other work, and the suspect is sent when what it
 had before is done. Another slot than the one where the request saw a worker die is preferred, in case the card was at fault.
@@ -41,10 +44,12 @@ class Suspects:
         """Return the one that arrived last; StopIteration when none waits."""
         return next(reversed(self._waiting.values()))
 
-    def returned(self, request: Request) -> None:
-        """Note that a ticket came back: perhaps that of the suspect that ran."""
-        if request is self.running:
-            self.running = self.reserved = None
+    def returned(self, request: Request) -> bool:
+        """Note that a ticket came back: perhaps that of the suspect that ran, which had its worker to itself. True if so."""
+        if request is not self.running:
+            return False
+        self.running = self.reserved = None
+        return True
 
     def reserve(self, workers: Sequence[Worker]) -> None:
         """Choose the worker for the next suspect among those that may get work, or let it go when no suspect is left."""

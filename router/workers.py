@@ -19,8 +19,8 @@ class Worker:
     """One registered incarnation. `rows` is the router's own count of samples sent and not answered."""
 
     __slots__ = (
-        "answered_at", "batch_limit", "batch_s", "failures", "full_batch_s", "idle_told", "incarnation", "leaving", "outstanding", "overdue_s", "overflow", "peer", "preparing", "proven",
-        "reported", "room", "room_bytes", "rows", "service_s", "sick", "size_bytes", "slot", "turn",
+        "answered_at", "batch_limit", "batch_rows", "batch_s", "failures", "full_row_s", "idle_told", "incarnation", "leaving", "outstanding", "overdue_s", "overflow", "peer", "preparing", "proven",
+        "reported", "returned", "room", "room_bytes", "rows", "service_s", "sick", "size_bytes", "slot", "turn",
     )  # fmt: skip
 
     def __init__(self, peer: bytes, hello: Hello, *, overflow: bool = False) -> None:
@@ -39,11 +39,13 @@ class Worker:
         self.proven = False  # has answered something
         self.leaving = False  # said BYE, or could not be reached: gets nothing more
         self.idle_told = False  # the supervisor knows that it has nothing left; matters while its slot is held
+        self.returned: list[Request] = []  # given back when it left, for what may have been a reason
         self.sick = False  # reported for replacement
         self.failures = 0  # infrastructure errors in a row
         self.answered_at = 0.0  # when it last answered
         self.batch_s = 0.0  # smoothed duration of a batch, 0 until known
-        self.full_batch_s = 0.0  # what a batch of the limit would take, as the worker tells; 0 until it knows
+        self.batch_rows = 0.0  # smoothed size of the same
+        self.full_row_s = 0.0  # what a sample would take in full batches, as the worker tells; 0 until it knows
         self.service_s = 1.0  # relative cost of a sample, see balance
         self.overdue_s = 0.0  # what its present batch has taken longer than usual
         self.reported = 0  # rows that the board shows

@@ -153,7 +153,7 @@ class Workers:
         # A wish excuses only the end that it leads to: not one before any signal was sent, nor a crash after.
         unexcused = slot.purpose in (Purpose.NONE, Purpose.REPLACE) or slot.serving or exit_.disorderly
         blame = unexcused and slot.purpose != Purpose.CARD
-        reason = slot.reason or exit_.cause
+        reason = _why(slot, exit_)
         slot.obituary = {
             "slot": slot.number, "incarnation": slot.incarnation, "running": running, "blame": blame, "reason": reason,
             "kind": _KINDS[slot.purpose],
@@ -166,7 +166,7 @@ class Workers:
         stable = slot.stable(now, self.policy.restart.stable_after_s)
         last_exit = slot.last_exit = {
             "incarnation": slot.incarnation, "pid": slot.pid, "code": exit_.code, "signal": exit_.signal,
-            "cause": slot.reason or exit_.cause, "planned": slot.restarting or slot.purpose == Purpose.REST,
+            "cause": _why(slot, exit_), "planned": slot.restarting or slot.purpose == Purpose.REST,
             "lived_s": round(now - slot.spawned_at, 3), "stderr": list(exit_.stderr),
         }  # fmt: skip
         if not self.stopping:
@@ -314,6 +314,14 @@ class Workers:
     def report(self, event: str, slot: Slot, level: str = "info", **fields: Any) -> None:
         """Say it in the log."""
         self._out.append(Report(event, slot.number, level, tuple(fields.items())))
+
+
+def _why(slot: Slot, exit_: ev.Exit) -> str:
+    """Say why a process ended. One that leaves without being asked does so in good order: its own code, or somebody's SIGTERM, told it to."""
+    if slot.reason:
+        return slot.reason
+    unasked = slot.purpose == Purpose.NONE and exit_.code == 0
+    return f"{exit_.cause}, unasked: by SIGTERM from elsewhere, or by the model's own code" if unasked else exit_.cause
 
 
 def _told(last_exit: dict[str, Any]) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Worker:
         self.record = Record(inherited.board, spec.slot)
         inherited.board.claim(spec.slot, spec.incarnation, os.getpid())
         self.policies = [m.batching for m in spec.models]
-        self.ceilings, self.exhaustion = Ceilings(threading.RLock()), Exhaustion()
+        self.ceilings, self.exhaustion = Ceilings(threading.RLock()), Exhaustion(threading.Lock())
         self.backlog = Backlog(Batcher(self.policies, self.ceilings), self.record)
         self.device = Device(spec.device, spec.device_id)
         self.memory = Memory(self.device, self.ceilings, self.exhaustion, spec.memory, self.log)
@@ -238,8 +238,7 @@ class Worker:
             if self.quiet():  # else what has come meanwhile may be part of it
                 self.exhaustion.judge(held, now)
                 self.log.event.info("memory_looked_at", held_bytes=held, loaded_bytes=self.memory.loaded_bytes)
-        if (reason := self.exhaustion.recycle_reason) is not None:
-            self.exhaustion.recycle_reason = None
+        if (reason := self.exhaustion.take_reason()) is not None:
             self.channel.send({"t": "recycle", "reason": reason})
 
     def quiet(self) -> bool:

@@ -141,7 +141,7 @@ class Backlog:
             self._running = 0
             self._turnaround.ran(started_at, seconds, _complete_at(batch))
             self._batcher.ran(batch, seconds if clean else None, self._clock())
-            self._record.service(self._batcher.service_s, self._batcher.full_batch_s)
+            self._record.service(self._batcher.service_s, self._batcher.full_row_s)
             self._publish_limits()
             self._publish()
 
@@ -192,6 +192,8 @@ class Backlog:
         """Put the shares that the supervisor wants into force; return whether they are new."""
         batcher = self._batcher
         batch_share, window_share = self._record.set_shares()
+        if self._closed:
+            window_share = 0.0  # nobody comes any more whom to wait for
         if batch_share == batcher.batch_share and window_share == batcher.window_share:
             return False
         batcher.batch_share, batcher.window_share = batch_share, window_share

@@ -78,9 +78,9 @@ class Batcher:
         return self._service.per_sample_s
 
     @property
-    def full_batch_s(self) -> float:
-        """Time that `lowest_limit` samples would take, mixed as of late and all in full batches; 0 until the fits are good."""
-        return self.lowest_limit() * self._service.full_per_sample_s
+    def full_row_s(self) -> float:
+        """Time per sample, mixed as of late and all in full batches; 0 until the fits are good."""
+        return self._service.full_row_s
 
     def limit(self, key: GroupKey) -> int:
         """Return the largest batch of a group now: configured, tuned, steered and learned limits together."""

@@ -133,15 +133,13 @@ class HostBudget:
         return self.used() + (_TRIM_THRESHOLD if self._limit is not None else 0)
 
     def at_rest(self) -> int:
-        """Return what counts against the limit after free heap was given back, but for the reserve and stacks; without a limit what is resident.
+        """Return what counts against the limit after free heap was given back, but for the reserve and stacks.
 
         Free heap that something in use keeps from the heap's end goes on counting although it is given back: a heap in splinters serves
         small blocks, and leaves no room for large ones. Stacks of threads count in full and hold next to nothing: those that a library starts
         with its first batch are no loss.
         """
         self.trim()
-        if self._limit is None:
-            return _status("VmRSS")
         reserve = RESERVE_BYTES if self._reserve is not None else 0
         return max(0, self.used() - reserve - _stacks())
 

@@ -7,8 +7,9 @@ new one has not. A worker that is never without work cannot be looked at so: the
 
 from __future__ import annotations
 
-import threading
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 #: So many failures within so long a time make suspicious; a suspicion that could not be looked into for as long is judged all the same.
@@ -25,37 +26,42 @@ LOOK_AGAIN_S: Final = 10.0
 class Exhaustion:
     """Counts failures for want of memory. Instants in monotonic seconds, sizes in bytes.
 
-    Any thread may say that something has failed, or judge.
+    Several threads write: those of the model's code tell what failed, and judge where there is never a moment without work; the beat's judges
+    while nothing runs.
+
+    Args:
+        writing: entered by whoever writes: a threading.Lock where there are threads.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, writing: AbstractContextManager[object] | None = None) -> None:
         self.failures = 0  # runs of forward that failed so, and samples that did elsewhere in the model's code
-        self.recycle_reason: str | None = None  # for the supervisor; whoever tells it takes it away
+        self.recycle_reason: str | None = None  # for the supervisor
+        self._writing = writing or nullcontext()
         self._fixed = 0
-        self._budget = 0
+        self._budget: Callable[[], int] | None = None
         self._recent: deque[float] = deque(maxlen=FAILURES)
         self._suspected_at: float | None = None
         self._grown_looks = 0
         self._judged_at: float | None = None
-        self._lock = threading.Lock()
 
-    def begin(self, *, fixed_bytes: int, budget_bytes: int) -> None:
-        """Take note of what is held at rest after loading, and of what there is in all."""
+    def begin(self, *, fixed_bytes: int, budget_bytes: Callable[[], int]) -> None:
+        """Take note of what is held at rest after loading, and of what tells how much there is in all: a reload may change that."""
         self._fixed, self._budget = fixed_bytes, budget_bytes
 
     def failed(self, runs: int, now: float) -> None:
         """Note a batch of which `runs` runs failed, or a sample that has failed alone."""
-        with self._lock:
+        with self._writing:
             self.failures += runs
             self._recent.append(now)
-            if not self._budget or len(self._recent) < FAILURES or now - self._recent[0] > WINDOW_S:
+            if self._budget is None or len(self._recent) < FAILURES or now - self._recent[0] > WINDOW_S:
                 self._suspected_at = None
             elif self._suspected_at is None:
                 self._suspected_at = now
 
     def suspects(self, now: float) -> bool:
         """Whether to look at what is held, as soon as nothing runs and nothing waits."""
-        return self._suspected_at is not None and (self._judged_at is None or now - self._judged_at >= LOOK_AGAIN_S)
+        since, judged_at = self._suspected_at, self._judged_at
+        return since is not None and (judged_at is None or now - judged_at >= LOOK_AGAIN_S)
 
     def overdue(self, now: float) -> bool:
         """Whether to look although something waits: for too long there was no better moment."""
@@ -63,16 +69,19 @@ class Exhaustion:
         return since is not None and now - max(since, self._judged_at or since) >= WINDOW_S
 
     def judge(self, at_rest_bytes: int, now: float) -> None:
-        """Take one look; when LOOKS in a row have found more held than a new process would hold, ask for one.
+        """Take a look of `now`; when LOOKS in a row have found more held than a new process would hold, ask for one.
 
-        One that has not clears the suspicion: the samples were to blame, and the count begins anew.
+        One that has not clears the suspicion: the samples were to blame, and the count begins anew. A look from before the last failure
+        says nothing, nor one that comes when another thread's has cleared the suspicion.
         """
-        grown = at_rest_bytes - self._fixed
-        with self._lock:
-            if grown <= GROWN * self._budget:
+        with self._writing:
+            if self._budget is None or self._suspected_at is None or now < self._recent[-1]:
+                return
+            grown = at_rest_bytes - self._fixed
+            if grown <= GROWN * self._budget():
                 self._suspected_at = None
                 self._recent.clear()
-            elif self._suspected_at is not None:
+            else:
                 self._grown_looks += 1
                 if self._grown_looks < LOOKS:
                     return
@@ -82,3 +91,9 @@ class Exhaustion:
                 )
             self._grown_looks = 0
             self._judged_at = now
+
+    def take_reason(self) -> str | None:
+        """Return why this process should be replaced, once; None while there is no reason."""
+        with self._writing:
+            reason, self.recycle_reason = self.recycle_reason, None
+        return reason

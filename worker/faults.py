@@ -2,6 +2,9 @@
 
 `classify` is pure, on class names, text and error code, so that it needs no card and no torch to be tested. The text of an exception may
 quote the client's data; it goes into the reply, never into a log line at the default level. Logs get the class and the place.
+
+Whatever comes from a model's world - an exception's words, its class's name, a field - is made text that every frame can carry, of bounded
+length, here: nothing that a model or a client chooses can fail a step behind this one.
 """
 
 from __future__ import annotations
@@ -10,11 +13,14 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import IntEnum
+from types import TracebackType
 from typing import Final
 
 from gpupool.errors import ErrorCode, GpuPoolError
 
 MAX_MESSAGE: Final = 500
+MAX_FIELD: Final = 200
+_MAX_NAME: Final = 100
 
 #: Codes that a handler may choose by raising the class from gpupool.errors: they speak of the input or of the model. The rest are
 #: the pool's own words about itself.
@@ -66,11 +72,15 @@ class FaultKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A sample's or request's end without a result: a wire code and words for the client."""
+    """A sample's or request's end without a result: a wire code and words for the client, made fit to be sent."""
 
     code: ErrorCode
     message: str
     field: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", presentable(self.message, MAX_MESSAGE))
+        object.__setattr__(self, "field", presentable(self.field, MAX_FIELD))
 
     def in_row(self, row: int) -> Failure:
         """Say which sample of a `many` request this is about."""
@@ -91,6 +101,18 @@ class Fault:
     where: str  # file:line in function, of the frame that raised
 
 
+def presentable(value: object, limit: int) -> str:
+    """Return a value as valid, bounded text, whatever it is. Never raises, but for want of memory."""
+    try:
+        text = str.__str__(
+            value if isinstance(value, str) else str(value)
+        )  # of a subclass a plain copy: its methods may do anything
+    except BaseException as e:
+        text = f"<{type.__dict__['__name__'].__get__(type(e))} in str()>"
+    text = text if len(text) <= limit else text[:limit] + "…"
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
 def classify(classes: Collection[str], text: str, error_code: int | None = None) -> FaultKind:
     """Sort an exception by the names of its classes (its own and its bases'), its text, and torch's `error_code` if it has one."""
     if not _OOM_CLASSES.isdisjoint(classes):
@@ -108,30 +130,40 @@ def classify(classes: Collection[str], text: str, error_code: int | None = None)
 
 
 def read_fault(error: BaseException) -> Fault:
-    """Read an exception from a model's code. Never raises, whatever the exception's own methods do."""
-    name, text = type(error).__name__, _text(error)
-    code = getattr(error, "error_code", None)
-    kind = classify([c.__name__ for c in type(error).__mro__], text, code if type(code) is int else None)
+    """Read an exception from a model's code. Never raises, whatever the exception's own methods do, but for want of memory."""
+    name, text = _name(type(error)), presentable(error, MAX_MESSAGE)
+    code = _attribute(error, "error_code")
+    kind = classify([_name(c) for c in type.mro(type(error))], text, code if type(code) is int else None)
     message = f"{name}: {text}" if text else name
     failure = Failure(ErrorCode.OUT_OF_MEMORY if kind is FaultKind.OUT_OF_MEMORY else ErrorCode.MODEL_ERROR, message)
-    if isinstance(error, GpuPoolError) and error.code in _HANDLER_CODES:
-        failure = Failure(error.code, text or name, error.field or "")
+    if issubclass(type(error), GpuPoolError) and (chosen := _chosen_code(error)) is not None:
+        field = _attribute(error, "field")
+        failure = Failure(chosen, text or name, "" if field is None else presentable(field, MAX_FIELD))
     return Fault(kind, failure, name, _where(error))
 
 
-def _text(error: BaseException) -> str:
+def _chosen_code(error: BaseException) -> ErrorCode | None:
+    code = _attribute(error, "code")
+    return next((c for c in _HANDLER_CODES if c is code or (type(code) is str and c.value == code)), None)
+
+
+def _attribute(error: BaseException, name: str) -> object:
     try:
-        text = str(error)
-    except BaseException as e:  # a handler's own exception class may do anything
-        text = f"<{type(e).__name__} in str()>"
-    return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + "…"
+        return getattr(error, name, None)
+    except BaseException:  # a property of the model's own
+        return None
+
+
+def _name(cls: type) -> str:
+    return presentable(type.__dict__["__name__"].__get__(cls), _MAX_NAME)  # past what a metaclass makes of it
 
 
 def _where(error: BaseException) -> str:
-    trace = error.__traceback__
-    if trace is None:
+    trace = _attribute(error, "__traceback__")
+    if not isinstance(trace, TracebackType):
         return ""
     while trace.tb_next is not None:
         trace = trace.tb_next
     code = trace.tb_frame.f_code
-    return f"{os.path.basename(code.co_filename)}:{trace.tb_lineno} in {code.co_name}"  # noqa: PTH119 - no Path on this way
+    where = f"{os.path.basename(code.co_filename)}:{trace.tb_lineno} in {code.co_name}"  # noqa: PTH119 - no Path on this way
+    return presentable(where, MAX_FIELD)

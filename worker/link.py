@@ -35,7 +35,6 @@ from gpupool.link import (
     LinkError,
     Result,
     pack_hello,
-    pack_results,
     pack_tickets,
     unpack_tickets,
     unpack_work,
@@ -48,7 +47,7 @@ from .dealer import Dealer
 from .faults import Failure, FaultKind, StickyFault
 from .intake import Intake
 from .record import Record
-from .replies import Done, Replies, end
+from .replies import Done, Replies, end, packed
 
 #: How long to wait for WELCOME before saying HELLO again.
 #: How long after its connection broke a worker waits for a new router to be the reason.
@@ -326,7 +325,10 @@ class Link:
             self._late.clear()
         if self._results:
             results, self._results = self._results, []
-            self._dealer.send(pack_results(results))
+            self._dealer.send(packed(results, self._unfit))
+
+    def _unfit(self, result: Result, error: Exception) -> None:
+        self._log.event.error("result_unsendable", ticket=result.ticket, error=type(error).__name__)
 
     def _close(self) -> None:
         """Last words: what has run by now, and BYE for work that crossed ours."""

@@ -65,7 +65,7 @@ class Memory:
         self._device.release()
         self.loaded_bytes = self._device.at_rest()
         limit = budget.limit()
-        self._exhaustion.begin(fixed_bytes=self.loaded_bytes, budget_bytes=limit or self._device.host.total())
+        self._exhaustion.begin(fixed_bytes=self.loaded_bytes, budget_bytes=lambda: budget.limit() or self._device.host.total())
         if limit is None:
             return
         self._device.brace()

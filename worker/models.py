@@ -20,9 +20,10 @@ from typing import Any, Final
 from gpupool.spec import ModelSpec
 
 from . import transfer
-from .faults import FaultKind, read_fault
+from .faults import FaultKind, presentable, read_fault
 
 _MAX_TRACEBACK: Final = 16_000
+_MAX_WORDS: Final = 1000
 
 
 class LoadError(Exception):
@@ -31,8 +32,8 @@ class LoadError(Exception):
     def __init__(self, stage: str, model: str, message: str, trace: str = "") -> None:
         super().__init__(f"model {model}: {stage}: {message}")
         self.stage = stage
-        self.message = f"model {model}: {message}"
-        self.trace = trace[-_MAX_TRACEBACK:]
+        self.message = f"model {model}: {presentable(message, _MAX_WORDS)}"
+        self.trace = presentable(trace[-_MAX_TRACEBACK:], _MAX_TRACEBACK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +225,5 @@ def _forget_namesake(name: str, directory: Path) -> None:
 
 
 def _load_error(stage: str, spec: ModelSpec, error: BaseException) -> LoadError:
-    try:
-        words = f"{type(error).__name__}: {error}"
-    except BaseException as e:  # a handler's own exception class may do anything
-        words = f"{type(error).__name__} ({type(e).__name__} in str())"
-    return LoadError(stage, spec.name, words[:1000], "".join(traceback.format_exception(error)))
+    words = f"{type(error).__name__}: {presentable(error, _MAX_WORDS)}"
+    return LoadError(stage, spec.name, words, "".join(traceback.format_exception(error)))

@@ -75,10 +75,13 @@ class Record:
         self._set(SlotWord.BATCHES, self._batches)
         self._set(SlotWord.SAMPLES, self._samples)
 
-    def service(self, per_sample_s: float, full_batch_s: float) -> None:
-        """Publish what a sample takes of late, and what a batch of BATCH_LIMIT would; 0 while unknown."""
+    def service(self, per_sample_s: float, full_row_s: float) -> None:
+        """Publish what a sample takes of late, and what one in a full batch would; 0 while unknown.
+
+        Per sample, so that the word says the same whatever BATCH_LIMIT has become since: the two are not written in one store.
+        """
         self._set(SlotWord.SERVICE_NS, max(1, int(per_sample_s * 1e9)) if per_sample_s else 0)
-        self._set(SlotWord.FULL_BATCH_NS, int(full_batch_s * 1e9))
+        self._set(SlotWord.FULL_ROW_NS, max(1, int(full_row_s * 1e9)) if full_row_s else 0)
 
     def queue(self, running: int, queued: int) -> None:
         """Publish samples running and queued."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpupool.errors import ErrorCode
-from gpupool.link import Result
+from gpupool.link import Result, pack_results
 from gpupool.samples import SampleError, pack_body
 
 from .batch import Batch
@@ -44,6 +44,24 @@ def end(request: Request, failure: Failure) -> Result:
 def empty(request: Request) -> Result:
     """Answer a `many` request of no samples."""
     return _result(request, (pack_body([])[0],))
+
+
+def packed(results: Sequence[Result], unfit: Callable[[Result, Exception], None]) -> list[bytes]:
+    """Encode answers as one message. One that cannot be is answered `internal`, after telling `unfit`: it costs no other its own."""
+    try:
+        return pack_results(results)
+    except Exception:
+        return pack_results([_fit(result, unfit) for result in results])
+
+
+def _fit(result: Result, unfit: Callable[[Result, Exception], None]) -> Result:
+    try:
+        pack_results([result])
+    except Exception as e:
+        unfit(result, e)
+        words = f"the worker's answer cannot be sent: {type(e).__name__}"
+        return Result(result.ticket, ErrorCode.INTERNAL, words, started=bool(result.started))
+    return result
 
 
 class Replies:

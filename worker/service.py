@@ -46,6 +46,6 @@ class Service:
         return self._seconds / self._rows if self._rows else 0.0
 
     @property
-    def full_per_sample_s(self) -> float:
+    def full_row_s(self) -> float:
         """What it would have taken, had all batches been full; 0 until most samples have a good fit."""
         return self._fitted_full_s / self._fitted_rows if 2 * self._fitted_rows > self._rows else 0.0

@@ -5,7 +5,8 @@ arrival in the worker to the end of its batch, so with one batch ahead about two
 overload no batch size would mend. Only full batches are judged: where they are not full the limit is not what makes them slow.
 
 Each try of a size that breaks the objective makes two batches late. So that the tries alone never use the objective up, the size that broke
-it is remembered, and tried again only when so many samples have kept it since that those late ones are half of what is allowed.
+it is remembered, and tried again only when so many samples have kept it since that those late ones are half of what is allowed. What one try
+can make late is the most that is ever owed: a storm in which everything is late says nothing of what the next try will cost.
 
 An objective that batches of one cannot keep would only cost throughput: then the limit goes back to the configured one, and says so.
 """
@@ -71,7 +72,7 @@ class Tuning:
         self.raises = self.cuts = 0
         self._settling = 0
         self._broke = 0  # the limit that last broke the objective; 0: none that is to be heeded
-        self._owed = 0.0  # late samples that those in time have not made up for
+        self._owed = 0.0  # late samples that those in time have not made up for; none without a size that broke the objective
         self._begin()
 
     def ran(self, rows: int, waited_s: list[float], limit: int, fit: BatchFit) -> None:
@@ -87,9 +88,9 @@ class Tuning:
         if self.state is TuningState.UNREACHABLE or rows < limit:
             return
         late = sum([waited > self._objective_s for waited in waited_s])
-        self._owed += late
         if self._settling:
             self._settling -= 1
+            self._owe(late)
             return
         self._batches += 1
         self._seen += len(waited_s)
@@ -120,12 +121,13 @@ class Tuning:
             self.limit = max(1, int(CUT * size))
             self.cuts += 1
         self._broke = size
+        self._owe(self._late)
         self.state, self._settling = TuningState.CUT, _SETTLE
 
     def _kept(self, rows: int) -> None:
-        self._owed = max(0.0, self._owed - _REPAID * self._seen)
         if rows >= self._broke:
             self._broke = 0
+        self._owe(self._late - _REPAID * self._seen)
         if self.limit >= self._most:
             self.state = TuningState.HIGHEST
         elif rows < self.limit:  # something else held the batch below what we allow
@@ -136,6 +138,10 @@ class Tuning:
             self.limit = min(self._most, self.limit + self._step)
             self.raises += 1
             self.state = TuningState.RISING
+
+    def _owe(self, late: float) -> None:
+        """Add to what is owed: at most the batch that showed a try to fail and those that settle after it, all of the size that broke."""
+        self._owed = min(max(0.0, self._owed + late), (1 + _SETTLE) * self._broke)
 
     def _begin(self) -> None:
         self._seen = self._late = self._batches = 0

@@ -59,14 +59,17 @@ class Bench:
         self.settle()
 
     def answer(self, count: int) -> None:
-        """The oldest so many requests are answered, those of one worker in one message."""
-        by_worker: dict[bytes, list[Result]] = {}
-        for _ in range(min(count, len(self.outstanding))):
-            peer, ticket = self.outstanding.popleft()
-            by_worker.setdefault(peer, []).append(Result(ticket, "ok", batch_size=_BATCH, forward_s=0.001, frames=(self.body,)))
-        for peer, results in by_worker.items():
-            self.core.workers.results(peer, results, self.now)
-        self.settle()
+        """The oldest so many requests are answered, those of one worker in one message; few workers are given the rest in between."""
+        while count and self.outstanding:
+            by_worker: dict[bytes, list[Result]] = {}
+            for _ in range(min(count, len(self.outstanding))):
+                peer, ticket = self.outstanding.popleft()
+                result = Result(ticket, "ok", batch_size=_BATCH, forward_s=0.001, frames=(self.body,))
+                by_worker.setdefault(peer, []).append(result)
+                count -= 1
+            for peer, results in by_worker.items():
+                self.core.workers.results(peer, results, self.now)
+            self.settle()
 
     def settle(self) -> None:
         """Dispatch, and take what the loop would carry out."""

@@ -71,7 +71,7 @@ def test_full_batches_take_what_the_workers_say_however_small_those_of_late_were
     forecast.update([small])
     assert forecast.rows_per_s == pytest.approx(3200), "four times too fast"
 
-    apply_readings(fleet, [Reading(0, 1, 1, 32, 0.010, full_batch_s=0.041)], 0.0)
+    apply_readings(fleet, [Reading(0, 1, 1, 32, 0.010, full_row_s=0.041 / 32)], 0.0)
     forecast.update([small])
 
     assert forecast.rows_per_s == pytest.approx(32 / 0.041)
@@ -82,8 +82,8 @@ def test_full_batches_take_what_the_workers_say_however_small_those_of_late_were
     "reading",
     [
         Reading(0, 1, 1, 32, 0.010),
-        Reading(0, 1, 1, 32, 0.010, full_batch_s=1e12),
-        Reading(0, 2, 1, 32, 0.010, full_batch_s=0.041),
+        Reading(0, 1, 1, 32, 0.010, full_row_s=1e12),
+        Reading(0, 2, 1, 32, 0.010, full_row_s=0.041 / 32),
     ],
 )
 def test_a_worker_that_knows_no_full_batch_is_judged_by_those_that_ran(reading: Reading) -> None:
@@ -91,9 +91,28 @@ def test_a_worker_that_knows_no_full_batch_is_judged_by_those_that_ran(reading: 
     there = Worker(b"w", Hello(0, 1, 1, "", 32))
     fleet.add(there)
     there.batch_s = 0.010
-    apply_readings(fleet, [Reading(0, 1, 1, 32, 0.010, full_batch_s=0.041)], 0.0)
+    apply_readings(fleet, [Reading(0, 1, 1, 32, 0.010, full_row_s=0.041 / 32)], 0.0)
 
     apply_readings(fleet, [reading], 0.0)
     forecast.update([there])
 
     assert forecast.rows_per_s == pytest.approx(3200)
+
+
+@pytest.mark.parametrize("size", [64, 20])
+def test_a_limit_that_falls_does_not_make_the_batches_of_late_smaller(size: int) -> None:
+    """Where no fit is good: 10 ms a row, and a fallen limit is not what ran in that time."""
+    forecast, fleet = Forecast(), Fleet(100, 1 << 20)
+    there = Worker(b"w", Hello(0, 1, 1, "", 64))
+    fleet.add(there)
+    for n in range(20):
+        forecast.learn(there, Result(n, "ok", batch_size=size, forward_s=0.010 * size))
+
+    apply_readings(fleet, [Reading(0, 1, 1, 4, 0.010)], 0.0)
+    forecast.update([there])
+
+    assert forecast.rows_per_s == pytest.approx(100)
+    for n in range(60):
+        forecast.learn(there, Result(n, "ok", batch_size=4, forward_s=0.100))
+    forecast.update([there])
+    assert forecast.rows_per_s == pytest.approx(40, rel=0.01)

@@ -73,4 +73,4 @@ class HungryBefore(Hungry):
         return [{"n": x.get("n")} for x in batch]
 
     def _pieces(self, length: int) -> list[bytes]:
-        return [bytes(16_000) for _ in range(length * self._unit // 16_000)]
+        return [bytes(16_000) + bytes([n % 256]) for n in range(length * self._unit // 16_000)]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from gpupool.board import Board, SlotWord
+from gpupool.link import Hello
+from gpupool.router.balance import Reading, apply_readings
+from gpupool.router.forecast import Forecast
+from gpupool.router.workers import Fleet, Worker
 from gpupool.spec import BatchingSpec
 from gpupool.worker.backlog import Backlog
 from gpupool.worker.batch import Batch, Item
@@ -59,13 +63,13 @@ def test_the_board_tells_a_full_batch_by_the_fit_as_soon_as_that_is_good(stage: 
     for n in range(7):
         stage.add(1 + n % 4)
         stage.end(stage.begin())
-    assert stage.word(SlotWord.FULL_BATCH_NS) == 0
+    assert stage.word(SlotWord.FULL_ROW_NS) == 0
 
     for n in range(20):
         stage.add(1 + n % 4)
         stage.end(stage.begin())
 
-    assert stage.word(SlotWord.FULL_BATCH_NS) / 1e9 == pytest.approx(0.040)
+    assert stage.word(SlotWord.FULL_ROW_NS) / 1e9 == pytest.approx(0.040 / 32)
     assert stage.word(SlotWord.SERVICE_NS) / 1e9 == pytest.approx(0.0105 / 2.5, rel=0.2)
 
 
@@ -81,6 +85,44 @@ def test_shares_that_the_supervisor_sets_hold_for_the_next_batch_and_show(stage:
     assert (stage.word(SlotWord.BATCH_LIMIT), stage.word(SlotWord.WINDOW_NS)) == (16, 1_000_000)
 
 
+def shares(stage: Stage) -> None:
+    stage.board.set_slot(0, SlotWord.SET_BATCH_PPM, 250_000)
+    stage.backlog.refresh()
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [shares, lambda stage: stage.backlog.configure([BatchingSpec(max_batch=8, min_batch=1, adaptive=False)])],
+    ids=["workers are lost", "a reload"],
+)
+def test_the_speed_on_the_board_does_not_fall_with_the_limit_before_a_batch_has_shown_it(
+    stage: Stage, cut: Callable[[Stage], None]
+) -> None:
+    """Two words, read at any moment: the forecast took a new limit for what the old one's batches took, four times too slow."""
+
+    def rows_per_s() -> float:
+        forecast, fleet = Forecast(), Fleet(100, 1 << 20)
+        fleet.add(worker := Worker(b"w", Hello(0, 1, 1, "", 32)))
+        limit, full_row_s = stage.word(SlotWord.BATCH_LIMIT), stage.word(SlotWord.FULL_ROW_NS) / 1e9
+        apply_readings(fleet, [Reading(0, 1, 0, limit, 0.001, full_row_s=full_row_s)], 0.0)
+        forecast.update([worker])
+        return forecast.rows_per_s
+
+    for n in range(40):
+        stage.add((16, 32)[n % 2])
+        stage.end(stage.begin())
+    assert rows_per_s() == pytest.approx(32 / 0.040, rel=0.01)
+
+    cut(stage)
+
+    assert stage.word(SlotWord.BATCH_LIMIT) == 8
+    assert 8 / 0.016 <= rows_per_s() * 1.001
+    for _ in range(60):
+        stage.add(8)
+        stage.end(stage.begin())
+    assert rows_per_s() == pytest.approx(8 / 0.016, rel=0.01)
+
+
 def test_only_pauses_before_a_full_batch_that_waited_count_as_ours(stage: Stage) -> None:
     stage.add(64)
     stage.end(stage.begin())
@@ -93,3 +135,18 @@ def test_only_pauses_before_a_full_batch_that_waited_count_as_ours(stage: Stage)
     between = stage.backlog.report(["m"])["between_full"]
 
     assert (between["pairs"], between["gap_ms"]) == (1, pytest.approx(1.0))
+
+
+def test_after_the_close_what_was_begun_waits_for_nobody(stage: Stage) -> None:
+    """A clock that stands still would hold a window for ever: the batch must be due at once."""
+    stage.backlog.configure([BatchingSpec(max_batch=32, min_batch=8, window_ms=60_000.0, adaptive=False)])
+    begun = Item(1, (0, 0), 1e9, owner=Owner())
+    begun.begun = True
+    stage.backlog.add([begun], undecoded=0)
+
+    assert stage.backlog.close() == []
+
+    assert stage.begin().rows == 1
+    stage.board.set_slot(0, SlotWord.SET_WINDOW_PPM, 200_000)
+    stage.backlog.refresh()
+    assert stage.word(SlotWord.WINDOW_NS) == 0

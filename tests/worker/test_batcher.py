@@ -534,28 +534,28 @@ def test_a_full_batch_is_told_by_the_fit_although_only_small_ones_ran() -> None:
     batcher = make(BatchingSpec(max_batch=32))
     fill(batcher, 1)
     batcher.take(T + 1)
-    assert batcher.full_batch_s == 0.0
+    assert batcher.full_row_s == 0.0
     for n in range(40):
         learn(batcher, 1 + n % 3, 0.009 + 0.001 * (1 + n % 3))
 
-    assert batcher.full_batch_s == pytest.approx(0.041)
+    assert batcher.full_row_s == pytest.approx(0.041 / 32)
     batcher.batch_share = 0.5
     learn(batcher, 1, 0.010)
-    assert batcher.full_batch_s / batcher.lowest_limit() == pytest.approx(0.041 / 32, rel=0.1)
+    assert batcher.full_row_s == pytest.approx(0.041 / 32, rel=0.1)
 
 
 def test_a_full_batch_is_of_what_ran_of_late_and_unknown_where_no_line_fits() -> None:
     batcher = taught({16: (0.010, 0.001), 32: (0.010, 0.004)})
     for n in range(60):
         learn(batcher, 1 + n % 8, 0.010 + 0.001 * (1 + n % 8), (0, 16))
-    assert batcher.full_batch_s == pytest.approx(0.018, rel=0.01)
+    assert batcher.full_row_s == pytest.approx(0.018 / 8, rel=0.01)
     for n in range(60):
         learn(batcher, 1 + n % 8, 0.010 + 0.004 * (1 + n % 8), (0, 32))
-    assert batcher.full_batch_s == pytest.approx(0.042, rel=0.01)
+    assert batcher.full_row_s == pytest.approx(0.042 / 8, rel=0.01)
 
     for n in range(60):
         learn(batcher, 4, (0.001, 0.1)[n % 2], (0, 32))
-    assert batcher.full_batch_s == 0.0
+    assert batcher.full_row_s == 0.0
 
 
 @pytest.mark.parametrize(

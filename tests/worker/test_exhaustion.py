@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
 from gpupool.worker.exhaustion import FAILURES, LOOK_AGAIN_S, LOOKS, WINDOW_S, Exhaustion
 
 FIXED, BUDGET = 100, 1000
@@ -10,7 +14,7 @@ GROWN = 201
 
 def begun() -> Exhaustion:
     exhaustion = Exhaustion()
-    exhaustion.begin(fixed_bytes=FIXED, budget_bytes=BUDGET)
+    exhaustion.begin(fixed_bytes=FIXED, budget_bytes=lambda: BUDGET)
     return exhaustion
 
 
@@ -93,8 +97,7 @@ def test_it_is_asked_again_while_memory_is_lost_but_not_each_time() -> None:
     for second in range(3, 100):
         if exhaustion.suspects(float(second)):
             exhaustion.judge(GROWN, float(second))
-        if exhaustion.recycle_reason:
-            exhaustion.recycle_reason = None
+        if exhaustion.take_reason():
             asked.append(second)
 
     first = FAILURES + LOOKS - 1
@@ -108,8 +111,7 @@ def test_a_worker_that_is_never_without_work_is_judged_all_the_same_in_the_end()
         exhaustion.failed(1, float(second))
         if exhaustion.overdue(float(second)):
             exhaustion.judge(GROWN, float(second))
-        if exhaustion.recycle_reason:
-            exhaustion.recycle_reason = None
+        if exhaustion.take_reason():
             asked.append(second)
 
     first, between = FAILURES + int(WINDOW_S) + LOOKS - 2, int(WINDOW_S) + LOOKS - 1
@@ -122,3 +124,66 @@ def test_before_loading_is_done_nothing_is_judged() -> None:
         exhaustion.failed(1, float(second))
         assert not exhaustion.suspects(float(second))
         assert not exhaustion.overdue(float(second))
+
+
+def test_what_counts_as_lost_follows_the_budget() -> None:
+    """A reload may cut it to a fraction."""
+    exhaustion, budget = Exhaustion(), BUDGET
+    exhaustion.begin(fixed_bytes=FIXED, budget_bytes=lambda: budget)
+    for second in range(FAILURES):
+        exhaustion.failed(1, float(second))
+    budget = 100
+
+    for _ in range(LOOKS):
+        exhaustion.judge(FIXED + 50, 3.0)
+
+    assert exhaustion.recycle_reason is not None
+
+
+def test_of_two_that_judge_the_second_finds_the_suspicion_gone() -> None:
+    """The beat and the work loop may have asked at the same moment."""
+    exhaustion = suspicious()
+    exhaustion.judge(FIXED, 3.0)
+    for _ in range(LOOKS):
+        exhaustion.judge(GROWN, 3.0)
+
+    assert exhaustion.recycle_reason is None
+
+
+def test_a_look_from_before_the_last_failure_does_not_clear_the_suspicion() -> None:
+    exhaustion = suspicious()
+    looked_at = 5.0
+    exhaustion.failed(1, 5.5)
+
+    exhaustion.judge(FIXED, looked_at)
+
+    assert exhaustion.suspects(6.0)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [lambda e: e.failed(1, 9.0), lambda e: e.judge(FIXED, 9.0), lambda e: e.take_reason()],
+    ids=["failed", "judge", "take_reason"],
+)
+def test_each_writer_waits_for_the_other(write: Callable[[Exhaustion], object]) -> None:
+    seen: list[str] = []
+
+    class Guard:
+        def __enter__(self) -> None:
+            seen.append(repr(vars(exhaustion)))
+
+        def __exit__(self, *_: object) -> None:
+            seen.append(repr(vars(exhaustion)))
+
+    exhaustion = Exhaustion(Guard())
+    exhaustion.begin(fixed_bytes=FIXED, budget_bytes=int)
+    for second in range(FAILURES):
+        exhaustion.failed(1, float(second))
+    exhaustion.recycle_reason = "asked before"
+    seen.clear()
+    before = repr(vars(exhaustion))
+
+    write(exhaustion)
+
+    assert seen == [before, repr(vars(exhaustion))], "it enters once, and all that changes does so inside"
+    assert seen[0] != seen[1]

@@ -14,7 +14,7 @@ from gpupool.spec import BatchingSpec, MemorySpec, ModelSpec
 from gpupool.worker.ceiling import Ceilings
 from gpupool.worker.device import Device
 from gpupool.worker.execute import check_outputs
-from gpupool.worker.exhaustion import Exhaustion
+from gpupool.worker.exhaustion import FAILURES, LOOKS, Exhaustion
 from gpupool.worker.memory import Memory
 from gpupool.worker.models import Model, Prepared
 from support.pretended_torch import PretendedTorch
@@ -181,3 +181,22 @@ def test_a_reload_while_the_plan_is_put_into_force_has_the_last_word(monkeypatch
 
     assert bench.log.of("memory_planned")[-1]["why"] == "reloaded"
     assert bench.ceilings.limits() == {(0, 0): bench.log.of("memory_planned")[-1]["groups"][0]["ceiling"]}
+
+
+def test_a_reload_changes_what_counts_as_lost_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU without a limit goes by the host's memory until a reload brings a limit."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    device, ceilings, exhaustion = Device("cpu", "cpu:0"), Ceilings(), Exhaustion()
+    memory = Memory(device, ceilings, exhaustion, MemorySpec(), cast("Log", Lines()))
+    memory.measure([], [], check_outputs, lambda: None)
+    limited: list[MemorySpec] = []
+    monkeypatch.setattr(device, "limit", limited.append)
+    monkeypatch.setattr(device.budget, "limit", lambda: 600 * MIB if limited else None)
+
+    memory.settings(MemorySpec(cpu_limit_bytes=600 * MIB))
+    for second in range(FAILURES):
+        exhaustion.failed(1, float(second))
+    for _ in range(LOOKS):
+        exhaustion.judge(memory.loaded_bytes + 400 * MIB, 3.0)
+
+    assert exhaustion.recycle_reason is not None

@@ -130,6 +130,42 @@ def test_a_device_that_becomes_faster_is_followed_beyond_the_size_that_broke_the
     assert (tuning.limit, tuning.state) == (32, TuningState.HIGHEST)
 
 
+@pytest.mark.parametrize("storm", [0, 500, 5000])
+def test_what_was_late_while_everything_was_late_is_not_owed_for_ever(storm: int) -> None:
+    """A neighbour has the machine for a while, then 19 is the most, then any size keeps the objective."""
+    tuning, fit = Tuning(POLICY), BatchFit()
+
+    def run(seconds: float) -> int:
+        rows = tuning.limit
+        tuning.ran(rows, [seconds] * rows, rows, fit)
+        return rows
+
+    for _ in range(storm):
+        run(0.2)
+    for _ in range(3000):
+        run(0.06 if tuning.limit > 19 else 0.03)
+    samples = 0
+    while tuning.limit < 32 and samples < 100_000:
+        samples += run(0.03)
+
+    assert samples < 200 * 3 * 20 + 5000, "as long as it takes for the late ones of one try, and for the steps"
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 64)), max_size=300))
+def test_never_more_is_owed_than_a_try_can_cost(batches: list[tuple[bool, int]]) -> None:
+    tuning, fit = Tuning(BatchingSpec(max_batch=64, min_batch=8, p99_ms=50.0)), BatchFit()
+    for late, rows in batches:
+        tuning.ran(rows, [0.06 if late else 0.03] * rows, tuning.limit, fit)
+
+    samples = 0
+    while tuning.limit < 64 and samples < 500_000:
+        samples += tuning.limit
+        tuning.ran(tuning.limit, [0.03] * tuning.limit, tuning.limit, fit)
+
+    assert samples < 200 * 3 * 64 + 64 * (100 + 4 * 64)
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 64), st.floats(0, 1)), max_size=200), st.integers(1, 64))
 def test_the_limit_stays_between_one_and_the_configured_one(batches: list[tuple[int, float]], most: int) -> None:
