@@ -129,14 +129,16 @@ def test_a_worker_is_of_use_again_after_floods_that_fill_its_memory_in_pieces(ma
 
 
 def test_a_worker_whose_memory_was_lost_in_preprocess_is_recycled(make_pool: MakePool) -> None:
-    pool = hungry_before(make_pool, f"warm = [], keep = {20 * MIB}")
+    pool = hungry_before(make_pool, f"warm = [], keep = {10 * MIB}")
     codes: Counter[str] = Counter()
-    for _ in until(60.0, every=0.05):
-        codes += codes_of(pool, 1, length=1)
-        if pool.worker(0)["incarnation"] > 1:
+    for _ in until(60.0, every=0.0):
+        codes += codes_of(pool, 1, length=200)
+        if codes["out_of_memory"] == 3:  # and no more: there is memory left for all else
             break
+    pool.wait(lambda s: s["workers"][0]["incarnation"] == 2 and s["workers"][0]["state"] == "ready", within=60.0)
 
     assert set(codes) == {"ok", "out_of_memory"}
+    assert codes_of(pool, 1, length=200) == {"ok": 1}
     assert pool.records("worker_recycled")
     assert not pool.records("worker_exited")
 
