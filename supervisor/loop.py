@@ -36,6 +36,7 @@ from .socket_watch import SocketWatch
 from .specs import (
     allocator_environment,
     clients_from,
+    heap_environment,
     leak_policy_from,
     memory_from,
     policy_from,
@@ -225,6 +226,7 @@ class Supervisor:
         )  # fmt: skip
         environment = {
             **thread_environment(self._threads(near), os.environ), **allocator_environment(self.config), **device.environment(),
+            **heap_environment(device, self.config.memory.cpu_limit_bytes, os.environ),
         }  # fmt: skip
         if self.children.spawn_worker(spec, environment, reason) and self.cards:
             self.cards.worker_started(slot)

@@ -146,7 +146,9 @@ class Worker:
         # What was loaded stays: the collections between measurements need not look at it.
         gc.collect()
         gc.freeze()
-        self.preparers = Preparers(models, self.record.beside, self.link.wake, self.device.relieve)
+        self.preparers = Preparers(
+            models, self.record.beside, self.link.wake, self.device.relieve, self.give_back, self.hungry
+        )  # fmt: skip
         self.preparers.start()  # before memory is measured: their stacks count
         self.memory.measure(models, warm, check, self.record.progress)
         return models
@@ -172,8 +174,10 @@ class Worker:
         self.channel.send({"t": "loaded", "models": names, "device": self.device.describe(), "memory": self.memory.report()})
         self.beat.each_time = self.each_beat  # reports come after that
         self.log.event.info("models_loaded", models=[m["name"] for m in names])
-        intake = Intake(models, self.policies, self.preparers, beside=record.beside, relieve=self.device.relieve)
-        link.open(intake, Replies(models, beside=record.beside))
+        intake = Intake(
+            models, self.policies, self.preparers, beside=record.beside, relieve=self.device.relieve, hungry=self.starved
+        )
+        link.open(intake, Replies(models, beside=record.beside, relieve=self.device.relieve, hungry=self.starved))
         while (taken := backlog.next_batch()) is not None:
             batch, samples = taken
             try:
@@ -195,6 +199,25 @@ class Worker:
         record.phase(Phase.STOPPING, _FLUSH_TIMEOUT_S)
         link.finish(_FLUSH_TIMEOUT_S)
         self.leave(Exit.OK)
+
+    def give_back(self) -> None:
+        """Give back what a failure beside the inference thread has left, and be ready for the next one."""
+        self.device.release()
+        self.device.brace()
+
+    def hungry(self) -> None:
+        """Count a sample that did not fit into memory even alone in preprocess, where no other thread is now."""
+        now = time.monotonic()
+        self.exhaustion.failed(1, now)
+        if self.exhaustion.overdue(now):
+            with self.backlog.between_batches(self.spec.batch_timeout_s) as at_rest:
+                if at_rest:
+                    self.exhaustion.judge(self.device.at_rest(), time.monotonic())
+
+    def starved(self) -> None:
+        """Count a sample for which the link's thread had too little memory, in length or postprocess."""
+        self.exhaustion.failed(1, time.monotonic())
+        self.give_back()
 
     def describe(self) -> dict[str, Any]:
         """Say who this is and how its memory stands."""

@@ -35,7 +35,7 @@ class Backlog:
         self._changed = threading.Condition(lock)
         self._rests = threading.Condition(lock)
         self._at_rest = False  # the work loop is in `next_batch`, and has cut none yet
-        self._held = False  # it is to cut none
+        self._held = 0  # threads for which it is to cut none
         self._expired: list[Item] = []
         self._turnaround = Turnaround()
         self._running = 0
@@ -96,7 +96,7 @@ class Backlog:
         """Wait for a batch and return it with its samples; None when closed and empty. Limits are read anew each time."""
         with self._changed:
             self._at_rest = True
-            self._rests.notify()
+            self._rests.notify_all()
             while True:
                 self._read_shares()
                 now = self._clock()
@@ -121,18 +121,18 @@ class Backlog:
 
     @contextmanager
     def between_batches(self, timeout_s: float) -> Iterator[bool]:
-        """Have no batch begin inside; True once none runs, False when one still does after `timeout_s` seconds. For one thread at a time.
+        """Have no batch begin inside; True once none runs, False when one still does after `timeout_s` seconds.
 
         What waits meanwhile is not cut: it can be cancelled, and expires in time.
         """
         try:
             with self._changed:
-                self._held = True
+                self._held += 1
                 at_rest = self._rests.wait_for(lambda: self._at_rest, timeout_s)
             yield at_rest
         finally:
             with self._changed:
-                self._held = False
+                self._held -= 1
                 self._changed.notify()
 
     def ran(self, batch: Batch, started_at: float, seconds: float, *, clean: bool) -> None:

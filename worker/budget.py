@@ -42,6 +42,8 @@ _M_TRIM_THRESHOLD: Final = -1  # as mallopt has them
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 _STATUS: Final = Path("/proc/self/status")
+_TASKS: Final = Path("/proc/self/task")
+_STACK_BYTES: Final = 2 << 20  # of a thread, where nothing limits it
 _CLEAR_REFS: Final = Path("/proc/self/clear_refs")
 _RESET_PEAK: Final = b"5"
 
@@ -131,9 +133,15 @@ class HostBudget:
         return self.used() + (_TRIM_THRESHOLD if self._limit is not None else 0)
 
     def at_rest(self) -> int:
-        """Return what is resident. `used` would be more: free heap counts until it happens to lie at the heap's end."""
+        """Return what counts against the limit after free heap was given back, but for the reserve and stacks.
+
+        Free heap that something in use keeps from the heap's end goes on counting although it is given back: a heap in splinters serves
+        small blocks, and leaves no room for large ones. Stacks of threads count in full and hold next to nothing: those that a library starts
+        with its first batch are no loss.
+        """
         self.trim()
-        return _status("VmRSS")
+        reserve = RESERVE_BYTES if self._reserve is not None else 0
+        return max(0, self.used() - reserve - _stacks())
 
     def peak_of(self, run: Callable[[], object]) -> int:
         """Measure a run's peak by the resident high-water mark.
@@ -141,7 +149,8 @@ class HostBudget:
         Raises:
             NotMeasurable: where the mark cannot be reset.
         """
-        before = self.at_rest()
+        self.trim()
+        before = _status("VmRSS")
         try:
             _CLEAR_REFS.write_bytes(_RESET_PEAK)
         except OSError as e:
@@ -238,6 +247,16 @@ class CardBudget:
             block = self._torch.empty(size_bytes, dtype=self._torch.uint8, device="cuda:0")
             del block
         return self.reserved()
+
+
+def _stacks() -> int:
+    """Return what the stacks of this process's threads take, in bytes, where they have the default size."""
+    size = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    try:
+        threads = len(list(_TASKS.iterdir()))
+    except OSError:
+        return 0
+    return (threads - 1) * (size if size != resource.RLIM_INFINITY else _STACK_BYTES)  # the main thread's grows as it is used
 
 
 def _status(name: str) -> int:

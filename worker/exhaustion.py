@@ -1,4 +1,4 @@
-"""When memory has got lost, so that only a new process helps: batches fail again and again, and more is held at rest than after loading.
+"""When memory has got lost, so that only a new process helps: work fails again and again, and more is held at rest than after loading.
 
 Failures alone prove nothing: they come from samples that are too large, which a new process would find as large, and whoever sends them
 must not be able to have workers replaced. What is held although nothing runs and nothing waits - a leak, a heap or cache in splinters - a
@@ -26,14 +26,15 @@ LOOK_AGAIN_S: Final = 10.0
 class Exhaustion:
     """Counts failures for want of memory. Instants in monotonic seconds, sizes in bytes.
 
-    Two threads write: the work loop, which also judges where it is never without work, and the beat's, which judges while nothing runs.
+    Several threads write: those of the model's code tell what failed, and judge where there is never a moment without work; the beat's judges
+    while nothing runs.
 
     Args:
         writing: entered by whoever writes: a threading.Lock where there are threads.
     """
 
     def __init__(self, writing: AbstractContextManager[object] | None = None) -> None:
-        self.failures = 0  # runs of forward that failed so
+        self.failures = 0  # runs of forward that failed so, and samples that did elsewhere in the model's code
         self.recycle_reason: str | None = None  # for the supervisor
         self._writing = writing or nullcontext()
         self._fixed = 0
@@ -48,7 +49,7 @@ class Exhaustion:
         self._fixed, self._budget = fixed_bytes, budget_bytes
 
     def failed(self, runs: int, now: float) -> None:
-        """Note a batch of which `runs` runs failed."""
+        """Note a batch of which `runs` runs failed, or a sample that has failed alone."""
         with self._writing:
             self.failures += runs
             self._recent.append(now)

@@ -42,6 +42,7 @@ class Intake:
         clock: monotonic seconds.
         beside: told of the ticket whose samples the model's code is about to get, and 0 after it.
         relieve: makes room when a length has failed.
+        hungry: told of each sample whose length did not fit into memory.
     """
 
     def __init__(
@@ -52,8 +53,10 @@ class Intake:
         clock: Callable[[], float] = time.monotonic,
         beside: Callable[[int], None] = lambda _: None,
         relieve: Callable[[], None] = lambda: None,
+        hungry: Callable[[], None] = lambda: None,
     ) -> None:
         self._relieve = relieve
+        self._hungry = hungry
         self._beside = beside
         self._models = models
         self._policies = policies
@@ -168,6 +171,8 @@ class Intake:
             self._beside(request.ticket)
             rows.work(model, self._clock, self._relieve)
             self._beside(0)
+            if rows.hungry:
+                self._hungry()
             rows.fold()
         if request.failure is None and request.deadline <= self._clock():
             request.failure = Failure(ErrorCode.DEADLINE_EXCEEDED, "the deadline passed before the work began")

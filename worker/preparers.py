@@ -1,7 +1,7 @@
 """The threads that preprocess, beside the inference thread and the link: as many for each model as it allows, started once.
 
 The link puts requests in and collects them; the lock guards the core between it and them. What one of them cannot live with is raised in
-the link, which ends the process.
+the link, which ends the process. A row that falls short of memory is tried again by its thread while no other has one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from .models import LoadError, Model
 from .preparing import Preparing
 from .request import Request
 from .rows import Rows
+from .solitude import Solitude
 
 
 class Preparers:
@@ -25,6 +26,8 @@ class Preparers:
         beside: told of the ticket whose samples the model's code is about to get, and 0 after it, and of the thread's lane, from 1.
         wake: called when there is something to collect.
         relieve: makes room when a preprocess has failed; called by any of the threads.
+        give_back: gives back what failures for want of memory have left; called while no thread is in preprocess.
+        hungry: told of each sample that did not fit even alone; called likewise.
         clock: monotonic seconds.
     """
 
@@ -34,16 +37,22 @@ class Preparers:
         beside: Callable[[int, int], None] = lambda *_: None,
         wake: Callable[[], None] = lambda: None,
         relieve: Callable[[], None] = lambda: None,
+        give_back: Callable[[], None] = lambda: None,
+        hungry: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._models = models
         self._beside = beside
         self._wake = wake
         self._relieve = relieve
+        self._give_back = give_back
+        self._hungry = hungry
         self._clock = clock
         self._core = Preparing()
         self._lock = threading.Lock()
         self._arrived = [threading.Condition(self._lock) for _ in models]
+        self._solitude = Solitude()
+        self._vacated = threading.Condition(self._lock)  # or what somebody waits for has changed
         self._at_work: dict[int, Rows] = {}  # by lane
         self._broken: BaseException | None = None
 
@@ -75,6 +84,7 @@ class Preparers:
     def cancel(self, ticket: int) -> bool:
         """End a request; False when it is not here. It is collected as cancelled, once no thread has rows of it."""
         with self._lock:
+            self._vacated.notify_all()
             return self._core.cancel(ticket)
 
     def untouched(self) -> list[int]:
@@ -86,6 +96,7 @@ class Preparers:
         """Forget everything."""
         with self._lock:
             self._core.clear()
+            self._vacated.notify_all()
 
     def collect(self) -> list[Request]:
         """Return the requests that are through, prepared or with their failure.
@@ -126,9 +137,17 @@ class Preparers:
         if rows is None:
             return False
         self._beside(rows.request.ticket, lane)
-        rows.work(self._models[number], self._clock, self._relieve, partial(self._claim, rows))
+        rows.work(self._models[number], self._clock, self._relieve, partial(self._claim, rows), alone=False)
         self._beside(0, lane)
+        short = rows.short
+        inside = not short or self._again(rows, self._models[number], lane)
         with self._lock:
+            if inside:
+                self._solitude.leave()
+            self._vacated.notify_all()
+            if short and self._solitude.open:
+                for arrived in self._arrived:
+                    arrived.notify_all()
             del self._at_work[lane]
             self._core.done(rows)
             through = self._core.through
@@ -136,12 +155,37 @@ class Preparers:
             self._wake()
         return True
 
+    def _again(self, rows: Rows, model: Model, lane: int) -> bool:
+        """Wait until no other thread is inside, and try the last of these rows again; False when it was no longer wanted by then."""
+        request = rows.request
+        with self._lock:
+            self._solitude.want()
+            self._vacated.notify_all()
+            while request.failure is None and (left := request.deadline - self._clock()) > 0:
+                if self._solitude.vacant:
+                    self._solitude.begin()
+                    break
+                self._vacated.wait(left)
+            else:
+                self._solitude.forgo()
+                rows.forgo()
+                return False
+        self._give_back()
+        self._beside(request.ticket, lane)
+        rows.again(model, self._clock, self._relieve)
+        self._beside(0, lane)
+        if rows.hungry:
+            self._give_back()
+            self._hungry()
+        return True
+
     def _take(self, number: int, lane: int, *, wait: bool) -> Rows | None:
         with self._lock:
-            while (rows := self._core.take(number, self._clock())) is None:
+            while not self._solitude.open or (rows := self._core.take(number, self._clock())) is None:
                 if not wait:
                     return None
                 self._arrived[number].wait()
+            self._solitude.enter()
             self._at_work[lane] = rows
             if self._core.waits(number):
                 self._arrived[number].notify()
@@ -149,7 +193,7 @@ class Preparers:
 
     def _claim(self, rows: Rows, now: float) -> bool:
         with self._lock:
-            return self._core.claim(rows, now)
+            return self._solitude.open and self._core.claim(rows, now)
 
     def _run(self, number: int, lane: int) -> None:
         try:

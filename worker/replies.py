@@ -65,15 +65,27 @@ def _fit(result: Result, unfit: Callable[[Result, Exception], None]) -> Result:
 
 
 class Replies:
-    """Makes the answers of a worker's models; `beside` is told of the ticket whose results the model's code gets, and 0 after it."""
+    """Makes the answers of a worker's models.
+
+    Args:
+        models: loaded models by number.
+        clock: monotonic seconds.
+        beside: told of the ticket whose results the model's code gets, and 0 after it.
+        relieve: makes room when a postprocess has failed.
+        hungry: told of each result for which there was too little memory.
+    """
 
     def __init__(
         self,
         models: Sequence[Model],
         clock: Callable[[], float] = time.monotonic,
         beside: Callable[[int], None] = lambda _: None,
+        relieve: Callable[[], None] = lambda: None,
+        hungry: Callable[[], None] = lambda: None,
     ) -> None:
         self._beside = beside
+        self._relieve = relieve
+        self._hungry = hungry
         self._models = models
         self._clock = clock
 
@@ -97,9 +109,11 @@ class Replies:
             request.batch_size = max(request.batch_size, done.batch.rows)
             if model.postprocess is not None:
                 self._beside(request.ticket)
-            self._take_in(request, part, start, outputs, model)
+            hungry = self._take_in(request, part, start, outputs, model)
             if model.postprocess is not None:
                 self._beside(0)
+            if hungry:
+                self._hungry()
             ended = request.failure is not None or not request.missing
             frames = self._encode(request) if ended and request.failure is None else ()
             now = self._clock()
@@ -109,8 +123,10 @@ class Replies:
                 results.append(_result(request, frames))
         return results
 
-    def _take_in(self, request: Request, part: Part, start: int, outputs: Sequence[Any], model: Model) -> None:
+    def _take_in(self, request: Request, part: Part, start: int, outputs: Sequence[Any], model: Model) -> bool:
+        """Put outputs into their places, up to the first failure; True when postprocess failed for want of memory."""
         postprocess = model.postprocess
+        hungry = False
         rows = part.rows(start, start + len(outputs))
         for row, output in zip(rows, outputs, strict=True):
             value = output
@@ -120,12 +136,15 @@ class Replies:
                 try:
                     value = postprocess(value)
                 except BaseException as e:  # the border to the user's model
+                    self._relieve()
                     request.failure = read_fault(e).failure
+                    hungry = request.failure.code is ErrorCode.OUT_OF_MEMORY
             if request.failure is not None:
                 request.failure = request.failure.in_row(row) if request.many else request.failure
                 break
             request.outputs[row] = value
             request.missing -= 1
+        return hungry
 
     def _encode(self, request: Request) -> Sequence[bytes]:
         try:

@@ -30,10 +30,11 @@ class Rows:
 
     Attributes:
         index: which rows, in order.
+        short: its last row did not fit into memory, in company: it is to be tried again alone.
         row_began: since when the model's code has had the present row, in monotonic seconds; 0 before the first and after the last.
     """
 
-    __slots__ = ("began", "ended", "failed_at", "failure", "index", "lengths", "preprocessed", "request", "row_began")
+    __slots__ = ("began", "ended", "failed_at", "failure", "index", "lengths", "preprocessed", "request", "row_began", "short")
 
     def __init__(self, request: Request, now: float) -> None:
         self.request = request
@@ -44,6 +45,7 @@ class Rows:
         self.preprocessed = False  # the model's preprocess has had one at least
         self.began = self.ended = now
         self.row_began = 0.0
+        self.short = False
 
     def claim(self, now: float) -> bool:
         """Claim the request's next row; False when that has none left or has ended, or when it is the others' turn."""
@@ -62,10 +64,13 @@ class Rows:
         clock: Callable[[], float],
         relieve: Callable[[], None] = lambda: None,
         claim: Callable[[float], bool] | None = None,
+        *,
+        alone: bool = True,
     ) -> None:
         """Measure and preprocess what is claimed and what can yet be, up to the first that fails.
 
         `relieve` makes room as soon as one has. `claim` is Rows.claim, with a lock around it where several threads have the request.
+        Unless `alone`, one that fails for want of memory is only found `short`.
 
         Raises:
             StickyFault: after this the device is of no more use.
@@ -92,8 +97,32 @@ class Rows:
                 fault = _TOO_FULL_TO_SAY
             if fault.kind is FaultKind.STICKY:
                 raise StickyFault(f"{fault.error} at {fault.where}, in preprocess") from None
-            self.failure, self.failed_at = fault.failure, self.index[-1]
+            self.short = fault.kind is FaultKind.OUT_OF_MEMORY and not alone
+            if not self.short:
+                self.failure, self.failed_at = fault.failure, self.index[-1]
         self.row_began, self.ended = 0.0, clock()
+
+    def again(self, model: Model, clock: Callable[[], float], relieve: Callable[[], None]) -> None:
+        """Try the row that fell short once more, now that no other thread has one.
+
+        Raises:
+            StickyFault: after this the device is of no more use.
+        """
+        self.short = False
+        del self.lengths[len(self.index) - 1 :]
+        self.work(model, clock, relieve, claim=lambda _: False)
+
+    def forgo(self) -> None:
+        """Try it no more: the request has ended meanwhile, or its deadline has passed."""
+        self.short = False
+        if self.request.failure is None:
+            self.failure = Failure(ErrorCode.DEADLINE_EXCEEDED, "the deadline passed in preprocess")
+            self.failed_at = self.index[-1]
+
+    @property
+    def hungry(self) -> bool:
+        """Whether a row has failed for want of memory, for good."""
+        return self.failure is not None and self.failure.code is ErrorCode.OUT_OF_MEMORY
 
     def fold(self) -> None:
         """Note in the request what was found; of several rows that fail the first counts."""

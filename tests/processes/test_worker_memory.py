@@ -88,6 +88,61 @@ def test_a_worker_that_has_lost_its_memory_is_recycled_and_its_count_of_failures
     assert not pool.records("worker_exited")  # which tells of deaths
 
 
+def hungry_before(make_pool: MakePool, options: str = "warm = []") -> RunningPool:
+    """One worker with four threads for preprocess and 600 MB, of which some 200 MB are its own."""
+    pytest.importorskip("numpy")
+    config = (
+        limited(572)
+        .replace("stable_after_s = 5.0", "stable_after_s = 0.5")
+        .replace("batch_timeout_s = 3.0", "batch_timeout_s = 20.0")
+    )
+    config = f"preprocess_threads = 4\n{config}"
+    return make_pool("hungry_model:HungryBefore", workers=1, options=options, config=config).start()
+
+
+def codes_of(pool: RunningPool, count: int, **sample: object) -> Counter[str]:
+    with pool.client() as client:
+        for n in range(count):
+            client.send({"n": n, **sample}, timeout_ms=60_000)
+        return Counter(header["code"] for header, _ in client.collect(count, within=60.0).values())
+
+
+def test_samples_that_fit_alone_are_not_refused_because_others_were_in_preprocess(make_pool: MakePool) -> None:
+    pool = hungry_before(make_pool)
+
+    for mebibytes in (120, 300):
+        assert codes_of(pool, 12, length=mebibytes, seconds=0.05) == {"ok": 12}
+    assert codes_of(pool, 4, length=900) == {"out_of_memory": 4}
+    assert pool.worker(0)["incarnation"] == 1
+    pool.wait(lambda s: s["workers"][0]["oom_total"] == 4)
+
+
+def test_a_worker_is_of_use_again_after_floods_that_fill_its_memory_in_pieces(make_pool: MakePool) -> None:
+    """Because its heap has shrunk, or because it was replaced."""
+    pool = hungry_before(make_pool)
+    assert set(codes_of(pool, 12, length=700, how="pieces", seconds=0.05)) == {"out_of_memory"}
+
+    for _ in until(60.0):
+        if codes_of(pool, 1, length=300) == {"ok": 1}:
+            break
+    assert not pool.records("worker_exited")
+
+
+def test_a_worker_whose_memory_was_lost_in_preprocess_is_recycled(make_pool: MakePool) -> None:
+    pool = hungry_before(make_pool, f"warm = [], keep = {10 * MIB}")
+    codes: Counter[str] = Counter()
+    for _ in until(60.0, every=0.0):
+        codes += codes_of(pool, 1, length=200)
+        if codes["out_of_memory"] == 3:  # and no more: there is memory left for all else
+            break
+    pool.wait(lambda s: s["workers"][0]["incarnation"] == 2 and s["workers"][0]["state"] == "ready", within=60.0)
+
+    assert set(codes) == {"ok", "out_of_memory"}
+    assert codes_of(pool, 1, length=200) == {"ok": 1}
+    assert pool.records("worker_recycled")
+    assert not pool.records("worker_exited")
+
+
 def test_requests_that_wait_are_no_memory_lost(make_pool: MakePool) -> None:
     """Whoever sends samples that are too large, and large on the wire besides, has no worker replaced."""
     pytest.importorskip("numpy")

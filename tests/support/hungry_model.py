@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -51,3 +52,25 @@ class Hungry:
 
     def _piece(self) -> int:
         return 16_000
+
+
+class HungryBefore(Hungry):
+    """Takes a sample's `length` in preprocess and holds it for its `seconds`; forward takes nothing. `keep` is kept by each preprocess."""
+
+    length = None  # type: ignore[assignment]
+
+    def preprocess(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """Take the memory, touch all of it, let it go."""
+        if self._keep:
+            self._kept.append(np.ones(self._keep, np.uint8))
+        held = self._take(sample["length"] * self._unit) if sample.get("how") != "pieces" else self._pieces(sample["length"])
+        time.sleep(sample.get("seconds", 0.0))
+        del held
+        return sample
+
+    def forward(self, batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Say which it was."""
+        return [{"n": x.get("n")} for x in batch]
+
+    def _pieces(self, length: int) -> list[bytes]:
+        return [bytes(16_000) + bytes([n % 256]) for n in range(length * self._unit // 16_000)]

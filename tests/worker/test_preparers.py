@@ -178,3 +178,113 @@ def test_a_hungry_preprocess_makes_room_before_its_error_is_read() -> None:
     assert failed.failure is not None
     assert failed.failure.code == "out_of_memory"
     assert relieved.is_set()
+
+
+class Narrow:
+    """A preprocess with room for one sample at a time, and for none of size 2."""
+
+    def __init__(self, threads: int) -> None:
+        self.met = threading.Barrier(threads)
+        self.tries: list[int] = []
+        self._inside = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, size: int) -> int:
+        with self._lock:
+            self._inside += 1
+            self.tries.append(size)
+            company = self._inside > 1 or len(self.tries) <= self.met.parties
+        try:
+            if len(self.tries) <= self.met.parties:
+                self.met.wait(WITHIN_S)
+            if company or size > 1:
+                raise MemoryError
+            return size
+        finally:
+            with self._lock:
+                self._inside -= 1
+
+
+def test_what_did_not_fit_in_company_is_tried_again_alone() -> None:
+    narrow = Narrow(4)
+    given_back: list[int] = []
+    hungry: list[int] = []
+    woken = Woken(model(4, narrow), give_back=lambda: given_back.append(1), hungry=lambda: hungry.append(1))
+    for ticket in range(1, 41):
+        woken.preparers.put(request(ticket, 1))
+
+    done = woken.collect(40)
+    assert {r.failure for r in done} == {None}
+    assert len(narrow.tries) >= 44
+    assert len(given_back) == len(narrow.tries) - 40
+    assert hungry == []
+
+
+def test_what_does_not_fit_alone_fails_at_the_second_try_and_the_others_do_not() -> None:
+    narrow = Narrow(4)
+    hungry: list[int] = []
+    woken = Woken(model(4, narrow), hungry=lambda: hungry.append(1))
+    for ticket in range(1, 41):
+        woken.preparers.put(request(ticket, 1 + ticket % 2))
+
+    codes = {r.ticket: r.failure and r.failure.code for r in woken.collect(40)}
+    assert codes == {ticket: "out_of_memory" if ticket % 2 else None for ticket in range(1, 41)}
+    assert narrow.tries.count(2) == 40
+    assert len(hungry) == 20
+
+
+def test_rows_of_one_request_keep_their_places_and_lengths_over_a_second_try() -> None:
+    narrow = Narrow(2)
+    loaded = Model(ModelSpec("m", preprocess_threads=2), forward=list, preprocess=narrow, length=lambda sample: 7 + sample)
+    woken = Woken(loaded)
+    rows = request(1, *[1] * 20)
+    rows.bounds = (10,)
+    woken.preparers.put(rows)
+
+    (done,) = woken.collect(1)
+    assert (done.failure, done.samples, done.length) == (None, [1] * 20, 8)
+    assert done.buckets is not None
+    assert {bound: sorted(index) for bound, index in done.buckets.items()} == {10: list(range(20))}
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline", "clear"])
+def test_who_waits_to_be_alone_is_not_held_when_its_request_ends(how: str) -> None:
+    """The other thread stays where it is: only its own request waits for that."""
+    go, begun, failed = threading.Event(), threading.Event(), threading.Event()
+
+    def hungry_or_slow(sample: str) -> str:
+        if sample == "slow":
+            begun.set()
+            assert go.wait(WITHIN_S)
+            return sample
+        assert begun.wait(WITHIN_S)
+        failed.set()
+        raise MemoryError
+
+    woken = Woken(model(2, hungry_or_slow))
+    slow, hungry = request(1, "slow"), request(2, "hungry")
+    if how == "deadline":
+        hungry.deadline = time.monotonic() + 0.5
+    woken.preparers.put(slow)
+    woken.preparers.put(hungry)
+    assert failed.wait(WITHIN_S)
+    try:
+        if how == "clear":
+            woken.preparers.clear()
+            third = request(3, "slow")
+            woken.preparers.put(third)  # its thread is free again
+            end = time.monotonic() + WITHIN_S
+            while not third.in_hand:
+                assert time.monotonic() < end
+                time.sleep(0.001)
+        else:
+            if how == "cancel":
+                assert woken.preparers.cancel(2)
+            (ended,) = woken.collect(1)
+            assert ended.ticket == 2
+            assert ended.failure is not None
+            assert ended.failure.code == ("cancelled" if how == "cancel" else "deadline_exceeded")
+    finally:
+        go.set()
+    (after,) = woken.collect(1)
+    assert (after.ticket, after.failure) == (3 if how == "clear" else 1, None)
