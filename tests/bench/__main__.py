@@ -28,11 +28,12 @@ from .core_cost import core_cost
 from .measure import Result, cpu_seconds, echo_config, load, mid, processes_of
 from .peers import direct, plain_loops, proxied
 from .router_matrix import matrix
+from .scrape_cost import scrape_cost
 from .story import story
 from .worker_cost import worker_cost
 
 CONCURRENCIES: Final = (1, 16, 64, 256)
-PARTS: Final = ("echo", "idle", "client", "minilm", "matrix", "bodies", "core", "worker", "story")
+PARTS: Final = ("echo", "idle", "client", "minilm", "matrix", "bodies", "core", "worker", "scrape", "story")
 
 
 def main() -> int:
@@ -69,6 +70,8 @@ def main() -> int:
         batcher_cost(quick=options.quick)
     if "worker" in parts:
         worker_cost(seconds)
+    if "scrape" in parts:
+        scrape_cost(quick=options.quick)
     if "story" in parts:
         failed += story(max(seconds, 3.0), rounds)
     if failed:
