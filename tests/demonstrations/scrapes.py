@@ -33,10 +33,7 @@ def show(folder: Path, seconds: float) -> Sequence[Finding]:
         with pool.client() as client:
             for n in range(40):
                 client.call({"i": n})
-            for slot in (0, 1):  # once each, so that all series are there
-                _kill(pool, slot)
-            client.call({"i": 0})
-            time.sleep(2.0)  # reports of these batches
+            pool.wait(lambda _: _told(pool) == {"0", "1"})  # then all series are there
             first, first_ms = _scrape(pool)
             before = _counters(first)
             for n in range(restarts):
@@ -47,7 +44,6 @@ def show(folder: Path, seconds: float) -> Sequence[Finding]:
                 after = _counters(_scrape(pool, 1)[0])
                 back += sum(after.get(key, 0.0) < value for key, value in before.items())
                 before = after
-        time.sleep(2.0)
         last, last_ms = _scrape(pool)
     grown = _names(last) - _names(first)
     return [
@@ -59,6 +55,11 @@ def show(folder: Path, seconds: float) -> Sequence[Finding]:
         told("a scrape before and after, ms", f"{first_ms:.1f}, {last_ms:.1f}"),
         below("a scrape after them", last_ms, _SCRAPE_MS, "ms", timed=True),
     ]
+
+
+def _told(pool: RunningPool) -> set[str]:
+    """The workers that have told of batches."""
+    return {dict(labels)["worker"] for name, labels in _counters(_scrape(pool, 1)[0]) if name == "gpupool_batch_size_count"}
 
 
 def _kill(pool: RunningPool, slot: int) -> None:
