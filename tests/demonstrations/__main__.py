@@ -30,6 +30,7 @@ from demonstrations import (
     overload,
     poison,
     router_kill,
+    scrapes,
     threads,
     unequal,
 )
@@ -55,6 +56,7 @@ ALL: Final[dict[str, tuple[Show, float, float]]] = {
     "buckets": (buckets.show, 40.0, 8.0),
     "threads": (threads.show, 48.0, 12.0),
     "objective": (objective.show, 40.0, 16.0),
+    "scrapes": (scrapes.show, 100.0, 5.0),
 }
 
 
