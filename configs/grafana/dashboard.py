@@ -111,7 +111,7 @@ ROWS: Final[list[tuple[str, list[Panel]]]] = [
         lines("Stages, p50", "s", (f"histogram_quantile(0.5, sum by (stage, le) (rate(gpupool_stage_duration_seconds_bucket{{{MODEL}}}{RATE})))", "{{stage}}"), width=12),
     ]),
     ("Batches", [
-        lines("Samples in a batch, mean", "none", (share(per("worker", "gpupool_batch_size_sum", f"{MODEL}, worker=~\"$worker\""), per("worker", "gpupool_batch_size_count", f"{MODEL}, worker=~\"$worker\"")), "worker {{worker}}"),
+        lines("Samples in a batch, mean", "none", (share(per("worker", "gpupool_batch_size_sum", f'{MODEL}, worker=~"$worker"'), per("worker", "gpupool_batch_size_count", f'{MODEL}, worker=~"$worker"')), "worker {{worker}}"),
               (f"max(gpupool_batch_limit{{{WORKER}}})", "limit in force")),
         lines("Why batches close", "ops", (per("reason", "gpupool_batch_close_total", WORKER), "{{reason}}"), about="full: the limit. min: min_batch. window: its end. idle: waiting would not pay. deadline, alone: a member's."),
         lines("Batch time, measured / predicted", "none", (share(per("worker", "gpupool_batch_measured_seconds_total", WORKER), per("worker", "gpupool_batch_predicted_seconds_total", WORKER)), "worker {{worker}}"),
