@@ -24,8 +24,6 @@ SILENT = {
     "gpupool_memory_pool_bytes": "needs torch on a card",
     "gpupool_memory_pool_used_bytes": "needs torch on a card",
     "gpupool_memory_reserved_bytes": "needs torch on a card",
-    "gpupool_log_records_dropped_total": "no record was lost",
-    "instance_level:gpupool_log_records_dropped:increase15m": "no record was lost",
     "gpupool_log_forward_up": "Fluentd is not set up",
 }
 
