@@ -93,6 +93,10 @@ class RunningPrometheus:
         alerts = self._get("alerts")["alerts"]
         return [a for a in alerts if a["labels"]["alertname"] == alert and a["state"] == "firing"]
 
+    def all_firing(self) -> set[str]:
+        """The names of all alerts that fire now."""
+        return {a["labels"]["alertname"] for a in self._get("alerts")["alerts"] if a["state"] == "firing"}
+
     def _get(self, what: str, **arguments: str) -> dict[str, Any]:
         url = f"{self.address}/api/v1/{what}?{urllib.parse.urlencode(arguments)}"
         try:
