@@ -40,11 +40,11 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# The tests of the systemd units boot a systemd of their own; without the means to do so they are skipped and say why.
+# The tests of the systemd units boot a systemd of their own, those of metrics and alerts ask promtool; without them they are skipped and say why.
 test: $(READY)
-	@[ "$$(id -u)" != 0 ] || command -v systemd-nspawn >/dev/null || ! command -v apt-get >/dev/null || \
-	  { echo 'installing systemd-container: tests/systemd boot a real systemd with it'; \
-	    apt-get update -qq && apt-get install -y -qq --no-install-recommends systemd-container >/dev/null; } || true
+	@[ "$$(id -u)" != 0 ] || { command -v systemd-nspawn && command -v promtool; } >/dev/null || ! command -v apt-get >/dev/null || \
+	  { echo 'installing systemd-container and prometheus: tests/systemd boot a real systemd, others ask promtool'; \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends systemd-container prometheus >/dev/null; } || true
 	$(BIN)/pytest -m 'not gpu'
 
 test-gpu: $(READY)

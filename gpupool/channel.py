@@ -25,7 +25,7 @@ Every message is a map with a key `t`. The first to a child is its `spec`. What 
 | idle {slot} | a held slot has finished all that it was given |
 | drained {} | nothing pending, nothing in flight |
 | sick {slot, incarnation, reason} | too many infrastructure errors in a row: replace it |
-| stats {n, …} | the books, see router.accounts |
+| stats {n, latencies, log, …} | the books, see router.accounts; histograms by model and stage, see router.latencies; see Log.report |
 | answer {n, …} | to a question with this n |
 
 | from a worker | means |

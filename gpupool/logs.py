@@ -50,6 +50,18 @@ class Log:
         if self.level <= LEVELS["info"]:
             self.sink.put({"time": time.time(), "timestamp": "", "level": "info", "event": "request", **self._bound, **fields})
 
+    def losses(self) -> dict[str, int]:
+        """Return how many records of this process found no place in its log, by level; what is sampled away is not among them."""
+        return dict(self.sink.dropped)
+
+    def forwarding(self) -> dict[str, Any] | None:
+        """Return how the Fluentd forward stands (`up`, `sent`, `dropped`, `waiting`), or None where there is none."""
+        return None
+
+    def report(self) -> dict[str, Any]:
+        """Return both, as the processes tell them to the supervisor."""
+        return {"losses": self.losses(), "forwarding": self.forwarding()}
+
     def close(self) -> None:
         """Flush, for a bounded time."""
         self.sink.close()

@@ -271,6 +271,10 @@ class Core:
         """Replies could not be brought to their clients."""
         self.ledger.accounts.undeliverable += count
 
+    def latencies(self) -> dict[str, Any]:
+        """Return the histograms of latency by model and stage."""
+        return self.ledger.replies.latencies.told(self._intake.names)
+
     def stats(self, now: float) -> dict[str, Any]:
         """Return the books. They balance: accepted == replied + pending + in flight."""
         ledger, accounts = self.ledger, self.ledger.accounts
@@ -282,6 +286,7 @@ class Core:
             "late_results_total": accounts.late_results, "redispatched_total": dict(accounts.redispatched),
             "silenced_total": accounts.silenced, "displaced_total": accounts.displaced, "unretried_total": accounts.unretried,
             "overflowed_total": self.workers.overflow.sent, "pressure": self.workers.overflow.on(now),
+            "retry_budget": round(ledger.retries.left(accounts.replied["ok"], now), 4),
             "poisoned": len(ledger.poison), "poison": ledger.poison.shown(self._intake.names, now),
             "workers": {w.slot: w.rows for w in self.workers.fleet.by_slot.values()},
         }  # fmt: skip

@@ -66,7 +66,7 @@ class Ledger:
             max_pending_bytes=spec.max_pending_bytes,
             client_share=spec.max_client_share,
         )
-        self._retries = RetryBudget(spec.slots * max(m.batching.max_batch for m in spec.models))
+        self.retries = RetryBudget(spec.slots * max(m.batching.max_batch for m in spec.models))
         self.deadlines = Deadlines()
         self.poison = Poison()
         self.replies = Replies(spec.models, spec.slots - spec.overflow)
@@ -215,7 +215,7 @@ class Ledger:
         elif request.attempts >= self._max_attempts:
             text = f"the worker died, {request.attempts} of {self._max_attempts} attempts are used"
             self.finish(request, ErrorCode.WORKER_LOST, now, message=text)
-        elif again and not self._retries.take(self.accounts.replied["ok"], now):
+        elif again and not self.retries.take(self.accounts.replied["ok"], now):
             self.accounts.unretried += 1
             text = "the worker died, and so many requests were run again of late that no more are"
             self.finish(request, ErrorCode.WORKER_LOST, now, message=text, retry_after_ms=RETRY_MS)

@@ -312,6 +312,8 @@ class Router:
                         **core.stats(now),
                         **self._door.stats(now),
                         "endless_total": self._hoards.total,
+                        "latencies": core.latencies(),
+                        "log": self._log.report(),
                     }
                 )
             case "clear_poison":

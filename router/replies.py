@@ -16,6 +16,7 @@ from gpupool.spec import ModelSpec
 from gpupool.wire import VERSION, RequestId
 
 from .commands import Reply
+from .latencies import Latencies
 from .requests import Request
 
 RETRYABLE: Final[dict[str, bool]] = {"ok": False, **{str(code): code.retryable for code in ErrorCode}}
@@ -30,6 +31,7 @@ class Replies:
         self._overflow_from = overflow_from
         self._names = [(m.name, m.version) for m in models]
         self._pack = msgpack.Packer().pack
+        self.latencies = Latencies(len(self._names))
 
     def finished(
         self,
@@ -46,12 +48,16 @@ class Replies:
         r = result or _NOTHING
         sent = request.sent or now
         # Three decimals by integers: round() takes four times as long, six times a reply.
-        pending = int((sent - request.arrived) * 1e6 + 0.5) / 1e3
-        total = int((now - request.arrived) * 1e6 + 0.5) / 1e3
-        queue = int(r.queue_s * 1e6 + 0.5) / 1e3
-        preprocess = int(r.preprocess_s * 1e6 + 0.5) / 1e3
-        forward = int(r.forward_s * 1e6 + 0.5) / 1e3
-        postprocess = int(r.postprocess_s * 1e6 + 0.5) / 1e3
+        pending_us = int((sent - request.arrived) * 1e6 + 0.5)
+        total_us = int((now - request.arrived) * 1e6 + 0.5)
+        queue_us = int(r.queue_s * 1e6 + 0.5)
+        preprocess_us = int(r.preprocess_s * 1e6 + 0.5)
+        forward_us = int(r.forward_s * 1e6 + 0.5)
+        postprocess_us = int(r.postprocess_s * 1e6 + 0.5)
+        beside = None if result is None else (queue_us, preprocess_us, forward_us, postprocess_us)
+        self.latencies.note(request.model, pending_us, total_us, beside)
+        pending, total, queue = pending_us / 1e3, total_us / 1e3, queue_us / 1e3
+        preprocess, forward, postprocess = preprocess_us / 1e3, forward_us / 1e3, postprocess_us / 1e3
         header: dict[str, Any] = {
             "v": VERSION, "id": request.id, "code": code, "retryable": RETRYABLE[code], "model": name, "version": version,
             "attempts": request.attempts,

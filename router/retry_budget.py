@@ -24,11 +24,17 @@ class RetryBudget:
 
     def take(self, successes: int, now: float) -> bool:
         """Whether one execution more may be repeated; `successes` are all that there have been so far."""
-        since_s = 0.0 if self._at is None else now - self._at
-        earned = SHARE * (successes - self._successes) + PER_SECOND * since_s
-        self._tokens = min(self._burst, self._tokens + earned)
+        self._tokens = self._there(successes, now)
         self._successes, self._at = successes, now
         if self._tokens < 1.0:
             return False
         self._tokens -= 1.0
         return True
+
+    def left(self, successes: int, now: float) -> float:
+        """Return the share of the budget that is left, 0 to 1; takes nothing."""
+        return self._there(successes, now) / self._burst
+
+    def _there(self, successes: int, now: float) -> float:
+        since_s = 0.0 if self._at is None else now - self._at
+        return min(self._burst, self._tokens + SHARE * (successes - self._successes) + PER_SECOND * since_s)

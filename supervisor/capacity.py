@@ -7,7 +7,7 @@ the tick in which a worker drops out; growing back waits for a dwell time, so th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +21,20 @@ class DegradeRule:
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """Shares of the configured batch and window that are in force."""
+    """Shares of the configured batch and window that are in force. `level`: by which rule, counted from 1; 0: by none."""
 
     batch: float = 1.0
     window: float = 1.0
+    level: int = field(default=0, compare=False)
 
 
 def factors_for(rules: Sequence[DegradeRule], healthy: int, configured: int) -> Factors:
     """Return the factors of the last rule whose bound holds, or none at all."""
     share = healthy / configured
     factors = Factors()
-    for rule in rules:
+    for level, rule in enumerate(rules, 1):
         if share < rule.healthy_below:
-            factors = Factors(rule.batch_factor, rule.window_factor)
+            factors = Factors(rule.batch_factor, rule.window_factor, level)
     return factors
 
 
@@ -50,9 +51,7 @@ class Capacity:
         """Take note of the healthy workers and return the factors to use from now on."""
         wanted = factors_for(self.rules, healthy, configured)
         current = self.now_in_force
-        if wanted == current:
-            self._better_since = None
-        elif wanted.batch <= current.batch and wanted.window <= current.window:
+        if wanted.batch <= current.batch and wanted.window <= current.window:
             self.now_in_force, self._better_since = wanted, None
         elif self._better_since is None:
             self._better_since = now

@@ -169,7 +169,8 @@ class CardWatch:
         return {
             "health": str(card.health(time.monotonic())), "reason": reason or None, "needs": str(needs) or None, "xid": card.xid,
             "memory_used_bytes": r.memory_used_bytes, "memory_total_bytes": r.memory_total_bytes, "utilization": r.utilization,
-            "temperature_c": r.temperature_c, "power_w": r.power_w, "factor": card.throttle.factor,
+            "temperature_c": r.temperature_c, "power_w": r.power_w, "clocks_events": r.clocks_events(),
+            "factor": card.throttle.factor,
             "released": card.uuid in self._released,
             "probe_pids": [child.pid for child in self._children.values()],
         }  # fmt: skip

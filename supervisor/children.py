@@ -22,6 +22,8 @@ from .tallies import Tallies
 
 #: How long the router may take to answer; its last books are shown when it does not.
 _ROUTER_TIMEOUT_S: Final = 0.3
+#: What of the router's books only grows, beside what says so by its name.
+_COUNTED: Final = frozenset({"replied_by_model", "latencies", "log"})
 #: Workers hold the models and grow: the kernel's OOM killer shall take one of them, not the router, and never us first.
 _OOM_SCORE: Final = {"worker": 500, "router": 300}
 
@@ -51,6 +53,7 @@ class Children:
         self.workers: dict[tuple[int, int], Child] = {}
         self.reports: dict[int, Message] = {}  # by slot: what its present worker last told of itself
         self.tallies = Tallies()  # what all of a slot's workers have counted
+        self._router_tally = Tallies()  # what all routers have, as of one slot
         self._whose: dict[Child, tuple[int, int] | int] = {}  # a worker's (slot, incarnation), or the router's epoch
         self._oom = OomWatch()
         self.last_books: dict[str, Any] = {}
@@ -144,6 +147,19 @@ class Children:
         await self.ask_router("stats")
         return self.last_books
 
+    def fetch_books(self) -> None:
+        """Have the router tell its books, so that little of what it has counted is lost should it die."""
+        self.tell_router({"t": "stats", "n": 0})
+
+    def routed(self) -> dict[str, Any]:
+        """What all routers of this run have counted: their counters, `replied_by_model`, `latencies`, `log`."""
+        return self._router_tally.total(0)
+
+    def forwarding(self) -> list[Mapping[str, Any]]:
+        """How the children's logs stand with Fluentd, of those that have one."""
+        logs = [told.get("log") for told in (self.last_books, *self.reports.values())]
+        return [log["forwarding"] for log in logs if isinstance(log, dict) and log.get("forwarding")]
+
     async def ask_router(self, kind: str, **fields: Any) -> Message | None:
         """Send the router a question and return its answer; None when there is none in time."""
         return None if self.router is None else await self._ask(self.router, kind, _ROUTER_TIMEOUT_S, fields)
@@ -219,6 +235,8 @@ class Children:
                 self._feed(ev.RouterDrained())
             case "stats":
                 self.last_books, self.last_books_at = m, time.monotonic()
+                counted = {key: value for key, value in m.items() if key in _COUNTED or key.endswith("_total")}
+                self._router_tally.tell(0, epoch, counted)
                 self._answered(m)
             case "answer":
                 self._answered(m)
@@ -255,7 +273,9 @@ class Children:
         if isinstance(memory := report.get("memory"), dict):
             counts["oom"] = memory.get("failures", 0)
         if isinstance(batching := report.get("batching"), dict):
-            counts |= {key: batching[key] for key in ("closed", "sizes") if key in batching}
+            counts |= {key: batching[key] for key in ("closed", "sizes", "prediction") if key in batching}
+        if "log" in report:
+            counts["log"] = report["log"]
         self.tallies.tell(slot, incarnation, counts)
 
     def _on_line(self, child: Child, source: str, text: str) -> None:

@@ -26,7 +26,7 @@ from .children import Children
 from .control import ControlServer
 from .kept import Kept, KeptSlot
 from .memory_watch import MemoryWatch
-from .metrics import page
+from .metrics import Counts, page
 from .notify import Notifier
 from .pool import Pool, PoolState, open_gate
 from .probes import ProbeServer
@@ -46,6 +46,7 @@ from .specs import (
 from .state_file import load, save, state_path
 from .status import About, document, summary
 from .verbs import Verbs
+from .workers import END_REASONS
 
 if TYPE_CHECKING:
     from gpupool.config import Config
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
 _PPM: Final = 1_000_000
 #: What a stop may take beyond its drain and the workers' own time to end: kills, and the router's last answers.
 _KILLS_S: Final = 30.0
+#: How often the router's books are fetched, asked or not.
+_BOOKS_EVERY_S: Final = 1.0
 
 
 class Supervisor:
@@ -79,6 +82,8 @@ class Supervisor:
         self._started_at, self._started_mono = time.time(), time.monotonic()
         self.notifier = Notifier()
         self._announced = False
+        self._books_due = 0.0
+        self._scrape_s = 0.0  # how long the last metrics page took
         self._state_path = state_path(os.environ, instance.runtime.path, config.pool.name)
         self._kept: Kept | None = None
         self._loop = asyncio.get_running_loop()
@@ -209,6 +214,9 @@ class Supervisor:
         records = self.records()
         self.feed(ev.Tick(records, late_s, self._board.get(Word.ROUTER_BEAT_NS) / 1e9))
         self._memory.tick(records, now)
+        if now >= self._books_due and self._router_answers:
+            self._books_due = now + _BOOKS_EVERY_S
+            self.children.fetch_books()
         self._sockets.tick(now, workers_wanted=self.pool.router.up and self.pool.stop_asked_at is None)
         # Last, so that only a tick that went all the way counts as a sign of life.
         self.notifier.tick(now, loading=not self._announced and self.pool.state == PoolState.STARTING)
@@ -304,8 +312,11 @@ class Supervisor:
 
     async def books(self) -> dict[str, Any]:
         """The router's books, fresh if it gives them in time; one that hangs is not asked, so that the answer comes at once."""
-        asked = self.pool.router.up and not self.pool.router.late
-        return await self.children.books() if asked else self.children.last_books
+        return await self.children.books() if self._router_answers else self.children.last_books
+
+    @property
+    def _router_answers(self) -> bool:
+        return self.pool.router.up and not self.pool.router.late
 
     async def status(self) -> dict[str, Any]:
         """The status document."""
@@ -358,9 +369,17 @@ class Supervisor:
         return self.pool.ready, summary(self.pool, int(self.children.last_books.get("pending", 0)))
 
     async def _metrics(self) -> str:
-        xids = self.cards.health.xids.totals if self.cards else {}
-        batches = {slot.number: self.children.tallies.total(slot.number) for slot in self.pool.slots}
-        return page(await self.status(), self.pool.workers.ends, xids, batches)
+        began = time.monotonic()
+        status, children = await self.status(), self.children  # first: it fetches the router's counts
+        own = self.log.forwarding()
+        forwards = [f for f in (own, *children.forwarding()) if f is not None]
+        text = page(status, Counts(
+            ends=self.pool.workers.ends, end_reasons=END_REASONS, xids=self.cards.health.xids.totals if self.cards else {},
+            workers={slot.number: children.tallies.total(slot.number) for slot in self.pool.slots}, router=children.routed(),
+            log=self.log.report(), forward_up=None if own is None else all(f.get("up") for f in forwards), scrape_s=self._scrape_s,
+        ))  # fmt: skip
+        self._scrape_s = time.monotonic() - began
+        return text
 
     def _tell_systemd(self) -> None:
         # First: who is told that we are ready may look at once.

@@ -56,6 +56,7 @@ def document(
             "config_generation": about.generation, "workers_configured": len(pool.counted), "workers_ready": ready,
             "overflow_configured": len(overflow), "overflow_ready": sum(s.works for s in overflow),
             "batch_factor": pool.factors.batch, "window_factor": pool.factors.window,
+            "degrade_level": pool.factors.level,
             "last_reload_error": about.last_reload_error,
         },
         "router": {
@@ -74,12 +75,14 @@ def document(
     }  # fmt: skip
 
 
-#: Keys of the router's books that stand elsewhere in the document, or are the channel's.
-_ROUTER_OWN = frozenset({"t", "n", "pending", "in_flight", "accepted_total", "replied_total", "workers", "bind", "state"})
+#: Keys of the router's books that stand elsewhere in the document, are for the metrics alone, or are the channel's.
+_ROUTER_OWN = frozenset(
+    {"t", "n", "pending", "in_flight", "accepted_total", "replied_total", "workers", "bind", "state", "latencies", "log"}
+)
 
 
-#: Parts of a worker's report that stand elsewhere in its entry, or are the channel's.
-_REPORT_OWN = frozenset({"t", "memory"})
+#: Parts of a worker's report that stand elsewhere in its entry, are for the metrics alone, or are the channel's.
+_REPORT_OWN = frozenset({"t", "memory", "log"})
 
 
 def _worker(

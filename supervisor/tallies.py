@@ -1,4 +1,4 @@
-"""Counts that workers report of themselves, kept over their restarts: a counter on the metrics page must never go back.
+"""Counts that workers and routers tell of themselves, kept over their restarts: a counter on the metrics page must never go back.
 
 What each incarnation last told is added to the sum of those before it when another one speaks. Counts are nested maps, lists and numbers;
 what a process had not told when it died, a second's worth at most, is lost. A number that is smaller than before within one incarnation, or

@@ -33,6 +33,9 @@ _KINDS: Final = {
     Purpose.RECYCLE: "recycle",
 }  # fmt: skip
 
+#: The words for that there are.
+END_REASONS: Final = tuple(dict.fromkeys(_KINDS.values()))
+
 #: What is said when a process is ended because its work is done.
 _FINISHED: Final = {Purpose.RESTART: "restart asked", Purpose.RECYCLE: "recycled"}
 

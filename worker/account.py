@@ -55,6 +55,26 @@ class Account:
         }
 
 
+class Prediction:
+    """What batches were expected to take beside what they took, over those for which a good fit predicted: the drift is their ratio."""
+
+    __slots__ = ("batches", "measured_s", "predicted_s")
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.predicted_s = self.measured_s = 0.0
+
+    def ran(self, predicted_s: float, measured_s: float) -> None:
+        """Take in a batch that ran cleanly."""
+        self.batches += 1
+        self.predicted_s += predicted_s
+        self.measured_s += measured_s
+
+    def describe(self) -> dict[str, Any]:
+        """Tell people and metrics: sums that only grow, in seconds."""
+        return {"batches": self.batches, "predicted_s": round(self.predicted_s, 6), "measured_s": round(self.measured_s, 6)}
+
+
 class Turnaround:
     """How long the device waited for us: from the end of a batch to the begin of one that was full and complete by then.
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 from gpupool.spec import BatchingSpec
 from gpupool.wire import MAX_PRIORITY
 
-from .account import Account
+from .account import Account, Prediction
 from .batch import Batch, CloseReason, Item, Share
 from .ceiling import Ceilings, GroupKey
 from .group import NEVER, Group, order, share_of
@@ -53,6 +53,7 @@ class Batcher:
         self._past: dict[int, Account] = {}  # by model, the batches of groups that are forgotten
         self._lowest = 0  # limit without memory's, 0: to be worked out
         self._service = Service()
+        self._prediction = Prediction()
 
     @property
     def rows(self) -> int:
@@ -188,6 +189,8 @@ class Batcher:
         if group is None or seconds is None:
             return
         fit = group.fit
+        if fit.good:  # before it learns of this batch
+            self._prediction.ran(fit.predict(batch.rows), seconds)
         fit.add(batch.rows, seconds)
         limit = self._limit(batch.key, group.allowed)
         if group.tuning is not None:
@@ -197,7 +200,7 @@ class Batcher:
         self._service.ran(batch.rows, seconds, limit, fit)
 
     def describe(self, names: Sequence[str]) -> dict[str, Any]:
-        """Tell of batches and limits, with models by name: `closed` and `sizes` only grow, see Account.
+        """Tell of batches and limits, with models by name: `closed`, `sizes` and `prediction` only grow, see Account.
 
         `groups` names at most those 64 that ran most.
         """
@@ -210,6 +213,7 @@ class Batcher:
         return {
             "closed": {str(reason): count for reason, count in everything.closed.items()},
             "sizes": {names[model]: {"counts": a.sizes, "samples": a.rows} for model, a in by_model.items()},
+            "prediction": self._prediction.describe(),
             "groups": [
                 {"model": names[g.key[0]], "bucket": g.key[1], **g.describe(self.limit(g.key), self.window_share)}
                 for g in groups[:_DESCRIBED]

@@ -20,6 +20,12 @@ GPU_NOT_FOUND: Final = 28
 #: With one of these the card is gone: off the bus, or not enumerated any more.
 LOST_CODES: Final = frozenset({NOT_FOUND, GPU_IS_LOST, GPU_NOT_FOUND})
 
+#: Bits of nvmlClocksEventReason: why a card's clocks are lower than they could be.
+CLOCKS_EVENTS: Final = {
+    0x1: "gpu_idle", 0x2: "applications_clocks", 0x4: "sw_power_cap", 0x8: "hw_slowdown", 0x10: "sync_boost", 0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown", 0x80: "hw_power_brake_slowdown", 0x100: "display_clocks",
+}  # fmt: skip
+
 #: Longer texts are cut: sixteen cards must fit one channel message many times over.
 _MAX_TEXT: Final = 200
 
@@ -46,6 +52,11 @@ class CardReading:
     lost: bool = False
     error: str | None = None  # why nothing could be read
     error_code: int | None = None  # NVML's number for it
+
+    def clocks_events(self) -> dict[str, bool] | None:
+        """Return each reason and whether it holds now; None when that cannot be told."""
+        bits = self.clocks_reasons
+        return None if bits is None else {name: bool(bits & bit) for bit, name in CLOCKS_EVENTS.items()}
 
     def to_message(self) -> dict[str, Any]:
         """Turn it into plain values; texts are cut, numbers that are not finite become None."""
