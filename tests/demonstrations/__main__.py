@@ -56,7 +56,7 @@ ALL: Final[dict[str, tuple[Show, float, float]]] = {
     "buckets": (buckets.show, 40.0, 8.0),
     "threads": (threads.show, 48.0, 12.0),
     "objective": (objective.show, 40.0, 16.0),
-    "alarms": (alarms.show, 100.0, 20.0),
+    "alarms": (alarms.show, 130.0, 20.0),
 }
 
 

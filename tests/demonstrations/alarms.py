@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -96,8 +97,12 @@ def _crash_on(at: Stage) -> None:
     while at.pool.wait(lambda s: s["workers"][2]["state"] in {"ready", "parked"})["workers"][2]["state"] == "ready":
         pid = at.pool.worker(2)["pid"]
         os.kill(pid, signal.SIGKILL)
-        at.pool.wait(lambda s, pid=pid: s["workers"][2]["pid"] != pid)
+        at.pool.wait(partial(_has_ended, pid))
     at.after.callback(at.pool.cli, "resume", "2")
+
+
+def _has_ended(pid: int, status: dict[str, Any]) -> bool:
+    return bool(status["workers"][2]["pid"] != pid)
 
 
 def _kill_router(at: Stage) -> None:
@@ -206,21 +211,21 @@ def _do(
     load.wait_for(320)  # a usual p99 to compare with
     yield equal("alerts before any fault", sorted(prometheus.all_firing()), [])
     for what, do, alert in faults:
-        _wait_until(f"{alert} is over", lambda alert=alert: not prometheus.firing(alert))
+        _wait(prometheus, alert, firing=False)
         before = prometheus.all_firing()
         if do is _kill_router:
             load.stop()  # a client this simple does not send again what a router took with it
         began = time.monotonic()
         do(at)
-        _wait_until(f"{alert} fires", lambda alert=alert: prometheus.firing(alert))
+        _wait(prometheus, alert, firing=True)
         took = time.monotonic() - began
         beside = prometheus.all_firing() - before - {alert}
         yield told(f"{what}: {alert}", f"after {took:.1f} s" + (f"; also {', '.join(sorted(beside))}" if beside else ""))
         at.after.close()
 
 
-def _wait_until(what: str, condition: Callable[[], object]) -> None:
+def _wait(prometheus: RunningPrometheus, alert: str, *, firing: bool) -> None:
     for _ in until(_PATIENCE_S, every=0.1):
-        if condition():
+        if bool(prometheus.firing(alert)) == firing:
             return
-    raise AssertionError(f"never came, within {_PATIENCE_S} s: {what}")
+    raise AssertionError(f"{alert} did not {'fire' if firing else 'end'} within {_PATIENCE_S} s")
