@@ -51,7 +51,7 @@ test-gpu: $(READY)
 	$(BIN)/pytest -m gpu
 
 bench: $(READY)
-	$(BIN)/python -m tests.bench
+	PYTHONPATH=tests $(BIN)/python -m tests.bench
 
 drill-report: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m drills

@@ -25,6 +25,8 @@ class Tallies:
         before = self._live.get(slot)
         if before is not None and before[0] > incarnation:
             return  # the last words of one that was replaced
+        if before is not None and before == (incarnation, counts):
+            return  # an idle process tells the same again and again
         if before is not None and before[0] < incarnation:
             self._ended[slot] = _join(self._ended.get(slot, {}), before[1], _plus)
             before = None
@@ -46,7 +48,10 @@ def _join(a: Any, b: Any, numbers: Any) -> Any:
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return {key: _join(a[key], b[key], numbers) if key in a and key in b else a.get(key, b.get(key)) for key in {**a, **b}}
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return [_join(x, y, numbers) for x, y in zip(a, b, strict=True)] if len(a) == len(b) else a
+        if len(a) != len(b):
+            return a
+        # Numbers first: nearly all of it are the buckets of histograms.
+        return [numbers(x, y) if type(x) is type(y) is int else _join(x, y, numbers) for x, y in zip(a, b, strict=True)]
     if isinstance(a, (int, float)) and isinstance(b, (int, float)):
         return numbers(a, b)
     return a

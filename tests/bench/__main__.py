@@ -32,7 +32,7 @@ from .story import story
 from .worker_cost import worker_cost
 
 CONCURRENCIES: Final = (1, 16, 64, 256)
-PARTS: Final = ("echo", "idle", "client", "minilm", "matrix", "bodies", "core", "worker", "story")
+PARTS: Final = ("echo", "idle", "client", "minilm", "matrix", "bodies", "core", "worker", "scrape", "story")
 
 
 def main() -> int:
@@ -69,6 +69,10 @@ def main() -> int:
         batcher_cost(quick=options.quick)
     if "worker" in parts:
         worker_cost(seconds)
+    if "scrape" in parts:
+        from .scrape_cost import scrape_cost  # needs tests/ on the path, which the other parts do not
+
+        scrape_cost(quick=options.quick)
     if "story" in parts:
         failed += story(max(seconds, 3.0), rounds)
     if failed:

@@ -31,6 +31,7 @@ from demonstrations import (
     overload,
     poison,
     router_kill,
+    scrapes,
     threads,
     unequal,
 )
@@ -57,6 +58,7 @@ ALL: Final[dict[str, tuple[Show, float, float]]] = {
     "threads": (threads.show, 48.0, 12.0),
     "objective": (objective.show, 40.0, 16.0),
     "alarms": (alarms.show, 130.0, 20.0),
+    "scrapes": (scrapes.show, 100.0, 5.0),
 }
 
 

@@ -186,12 +186,15 @@ def test_no_pool_is_unreachable(make_pool: MakePool) -> None:
 
 def test_a_taken_address_is_told_and_ends_the_start(make_pool: MakePool) -> None:
     first = make_pool().start()
-    second = make_pool()
-    second.file.write_text(second.file.read_text().replace(str(second.port), str(first.port)))
-    second.start(ready=False)
-    assert second.process
-    assert second.process.wait(20) == 1
-    assert str(first.port) in second.records("cannot_start")[-1]["error"]
+    for address in ("port", "http"):
+        second = make_pool()
+        mine, taken = getattr(second, address), getattr(first, address)
+        second.file.write_text(second.file.read_text().replace(str(mine), str(taken)))
+        second.start(ready=False)
+        assert second.process
+        assert second.process.wait(20) == 1
+        assert str(taken) in second.records("cannot_start")[-1]["error"]
+        assert not second.records("worker_spawned")
 
 
 def test_systemd_hears_ready_status_and_stopping(make_pool: MakePool, tmp_path: object) -> None:

@@ -25,3 +25,12 @@ def test_successes_and_time_fill_it_and_it_never_overflows() -> None:
     assert taken(budget, 50, 0.0) == 10
     assert taken(budget, 50, 2.0) == 20
     assert taken(budget, 1_000_000, 3.0) == 100
+
+
+def test_what_is_left_is_told_without_taking_it() -> None:
+    budget = RetryBudget(100)
+    assert budget.left(0, 0.0) == 1.0
+    taken(budget, 0, 0.0)
+
+    assert [budget.left(50, 2.0) for _ in range(3)] == [0.3] * 3
+    assert taken(budget, 50, 2.0) == 30

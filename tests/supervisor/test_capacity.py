@@ -37,3 +37,10 @@ def test_factors_never_exceed_what_the_rules_allow(steps: list[tuple[float, int]
     for gap, healthy in steps:
         now += gap
         assert capacity.update(healthy, 8, now).batch <= factors_for(RULES, healthy, 8).batch
+
+
+def test_the_level_names_the_rule_in_force() -> None:
+    capacity = Capacity(RULES, dwell_s=5.0)
+    assert [capacity.update(healthy, 4, 10.0).level for healthy in (4, 3, 2)] == [0, 1, 2]
+    assert capacity.update(4, 4, 11.0).level == 2, "until the dwell time is over"
+    assert capacity.update(4, 4, 16.0).level == 0

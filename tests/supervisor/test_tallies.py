@@ -66,3 +66,11 @@ def test_totals_never_go_back(told: list[tuple[int, bool, int]]) -> None:
         total = tallies.total(slot)["closed"]["full"]
         assert total >= before[slot]
         before[slot] = total
+
+
+def test_the_same_told_again_counts_once_and_again_by_the_next_process() -> None:
+    tallies = Tallies()
+    for incarnation in (1, 2):
+        for _ in range(3):
+            tallies.tell(0, incarnation, counts(5, 1, 2))
+    assert tallies.total(0) == counts(10, 2, 4)

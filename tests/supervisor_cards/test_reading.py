@@ -63,3 +63,11 @@ def test_long_texts_are_cut_and_what_is_not_finite_is_left_out() -> None:
 def test_no_message_raises(message: dict[str, Any]) -> None:
     reading = reading_from(message)
     assert (reading is None) == (not isinstance(message.get("uuid"), str) or not message["uuid"])
+
+
+def test_each_reason_for_low_clocks_is_told_and_none_where_the_driver_tells_none() -> None:
+    events = CardReading("GPU-1", clocks_reasons=0x4 | 0x40).clocks_events()
+    assert events is not None
+    assert [name for name, holds in events.items() if holds] == ["sw_power_cap", "hw_thermal_slowdown"]
+    assert len(events) == 9
+    assert CardReading("GPU-1").clocks_events() is None

@@ -711,3 +711,20 @@ class BatcherMachine(RuleBasedStateMachine):
 
 BatcherMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestBatcherMachine = BatcherMachine.TestCase
+
+
+def test_predictions_are_summed_beside_what_batches_took_once_the_fit_is_good() -> None:
+    batcher = make(BatchingSpec(max_batch=8))
+    fill(batcher, 8)
+    batcher.take(T)
+    for rows in (2, 4, 6, 8) * 4:
+        learn(batcher, rows, 0.010 + 0.001 * rows)
+    told = batcher.describe(["m"])["prediction"]
+    assert 0 < told["batches"] < 16, "the first ones were not predicted"
+    assert told["predicted_s"] == pytest.approx(told["measured_s"], rel=0.02)
+
+    for _ in range(4):
+        learn(batcher, 8, 0.036)  # twice as slow as it was
+
+    after = batcher.describe(["m"])["prediction"]
+    assert after["measured_s"] - told["measured_s"] > 1.2 * (after["predicted_s"] - told["predicted_s"]) > 0
