@@ -157,9 +157,10 @@ ROWS: Final[list[tuple[str, list[Panel]]]] = [
         lines("Configuration", "none", (f"gpupool_config_generation{{{POOL}}}", "generation"), (f"gpupool_last_reload_success{{{POOL}}}", "last reload taken"), width=6),
     ]),
     ("The pool itself", [
-        lines("Log records lost", "ops", (per("level", "gpupool_log_records_dropped_total", POOL), "{{level}}")),
-        lines("Connections of clients", "none", (f"gpupool_connections{{{POOL}}}", "open"), (f"gpupool_silent_connections{{{POOL}}}", "that never sent anything")),
-        lines("Rendering this page of metrics", "s", (f"gpupool_scrape_seconds{{{POOL}}}", "{{instance}}")),
+        lines("Log records lost", "ops", (per("level", "gpupool_log_records_dropped_total", POOL), "{{level}}"), width=6),
+        lines("To Fluentd", "ops", (per("instance", "gpupool_log_forwarded_total", POOL), "sent"), (per("instance", "gpupool_log_forward_dropped_total", POOL), "lost"), about="Where logs.fluentd is set.", width=6),
+        lines("Connections of clients", "none", (f"gpupool_connections{{{POOL}}}", "open"), (f"gpupool_silent_connections{{{POOL}}}", "that never sent anything"), width=6),
+        lines("Rendering this page of metrics", "s", (f"gpupool_scrape_seconds{{{POOL}}}", "{{instance}}"), width=6),
     ]),
 ]  # fmt: skip
 

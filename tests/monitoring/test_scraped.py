@@ -24,6 +24,8 @@ SILENT = {
     "gpupool_memory_pool_bytes": "needs torch on a card",
     "gpupool_memory_pool_used_bytes": "needs torch on a card",
     "gpupool_memory_reserved_bytes": "needs torch on a card",
+    "gpupool_log_forwarded_total": "Fluentd is not set up",
+    "gpupool_log_forward_dropped_total": "Fluentd is not set up",
     "gpupool_log_forward_up": "Fluentd is not set up",
 }
 
