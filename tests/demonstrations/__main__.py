@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from demonstrations import (
+    alarms,
     batching,
     buckets,
     fairness,
@@ -56,6 +57,7 @@ ALL: Final[dict[str, tuple[Show, float, float]]] = {
     "buckets": (buckets.show, 40.0, 8.0),
     "threads": (threads.show, 48.0, 12.0),
     "objective": (objective.show, 40.0, 16.0),
+    "alarms": (alarms.show, 130.0, 20.0),
     "scrapes": (scrapes.show, 100.0, 5.0),
 }
 

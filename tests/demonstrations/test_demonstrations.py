@@ -12,8 +12,8 @@ from demonstrations.finding import broken, table
 pytestmark = pytest.mark.processes
 
 
-#: Of these nothing but times would be left, and they take long; what scrapes keep to is tried in tests/processes.
-NOT_HERE = {"batching", "buckets", "fairness", "low-high", "objective", "scrapes", "threads"}
+#: Of these nothing but times would be left, and they take long; what scrapes and alarms show is tried in tests/processes and tests/monitoring.
+NOT_HERE = {"alarms", "batching", "buckets", "fairness", "low-high", "objective", "scrapes", "threads"}
 
 
 @pytest.mark.parametrize("name", sorted(set(ALL) - NOT_HERE))
