@@ -217,6 +217,8 @@ class Children:
                 self._feed(ev.WorkerSick(m["slot"], m["incarnation"], m["reason"]))
             case "drained":
                 self._feed(ev.RouterDrained())
+            case "event":
+                self._log.remember(m["level"], m["event"], **{"component": "router", **m["fields"]})
             case "stats":
                 self.last_books, self.last_books_at = m, time.monotonic()
                 self._answered(m)
