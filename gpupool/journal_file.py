@@ -128,5 +128,7 @@ def find(runtime: Path) -> Path | None:
         if target.exists() or before(target).exists():
             return target
     with suppress(OSError):
-        return next(iter(sorted((_STATE / runtime.name).glob("*.events.jsonl"))), None)
+        for folder in (runtime, _STATE / runtime.name):
+            if found := sorted(folder.glob("*.events.jsonl")):
+                return found[0]
     return None

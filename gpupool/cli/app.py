@@ -15,6 +15,7 @@ from gpupool.exits import Exit
 from .call import call
 from .demo import demo
 from .drill import drill
+from .events import events
 from .keygen import keygen
 from .output import Failure, report
 from .poison import app as poison
@@ -37,6 +38,7 @@ for command in (
     call,
     demo,
     drill,
+    events,
     keygen,
     snapshot,
 ):
