@@ -129,6 +129,7 @@ def client_name(client: bytes) -> str:
 
 
 def text_of(request_id: RequestId | None) -> str | None:
+    """Name a request in the log."""
     return request_id.hex() if isinstance(request_id, bytes) else request_id
 
 

@@ -16,6 +16,7 @@ from .call import call
 from .demo import demo
 from .drill import drill
 from .events import events
+from .explain import explain
 from .keygen import keygen
 from .output import Failure, report
 from .poison import app as poison
@@ -39,6 +40,7 @@ for command in (
     demo,
     drill,
     events,
+    explain,
     keygen,
     snapshot,
 ):

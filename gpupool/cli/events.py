@@ -126,5 +126,3 @@ def _follow(runtime: RuntimeDir, asked: dict[str, Any], last: int, *, json_outpu
 def _show(events: Iterable[dict[str, Any]], *, json_output: bool) -> None:
     for event in events:
         print_json(event) if json_output else print(line_of(event), flush=True)
-
-
