@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpupool.journal import KEPT, LEVELS, Journal, Wanted
+from gpupool.journal import KEPT, LEVELS, Wanted
 from gpupool.journal_file import JournalFile, link, read
 from gpupool.log_sink import Record
 from gpupool.logs import Log
 
 from .control import Refused
+from .journal import Journal
 
 
 class Chronicle:

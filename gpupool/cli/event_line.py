@@ -18,7 +18,7 @@ _MAX_VALUE: Final = 160
 
 def line_of(event: Mapping[str, Any]) -> str:
     """Make the line."""
-    head = f"{moment(event.get('time'))}  {event.get('level', '?'):<7}  {who(event):<22}  {event.get('event')}"
+    head = f"{moment(event.get('time'))}  {event.get('level')!s:<7}  {who(event):<22}  {event.get('event')}"
     words = words_of(event)
     return f"{head}  {words}" if words else head
 

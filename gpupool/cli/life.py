@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
-
-import orjson
 
 Record = dict[str, Any]
 
@@ -94,7 +93,9 @@ class Lives:
     @property
     def needles(self) -> list[bytes]:
         """What a line that matters holds."""
-        return [orjson.dumps(name) for name in (self._id, *AROUND, _SPAWNED)]
+        return [
+            json.dumps(name, ensure_ascii=False).encode("utf-8", "surrogateescape") for name in (self._id, *AROUND, _SPAWNED)
+        ]
 
     def take(self, record: Record) -> None:
         """Take one record."""
@@ -167,13 +168,13 @@ def parts(record: Mapping[str, Any], moves: Sequence[Mapping[str, Any]]) -> list
 
 
 def _rounded(made: list[Part]) -> list[Part]:
-    """Take what rounding has made too much from the longest part."""
-    for n, part in enumerate(made):
-        if -_ROUNDING_US <= part.us < 0:
-            longest = max(range(len(made)), key=lambda k: made[k].us)
-            made[longest] = Part(made[longest].name, made[longest].us + part.us, made[longest].worker)
-            made[n] = Part(part.name, 0, part.worker)
-    return made
+    """Take what rounding has made too much from the longest parts, so that none is below zero for that."""
+    us = [part.us for part in made]
+    for n in range(len(us)):
+        while -_ROUNDING_US <= us[n] < 0 < max(us):
+            us[us.index(max(us))] -= 1
+            us[n] += 1
+    return [replace(part, us=value) for part, value in zip(made, us, strict=True)]
 
 
 def _us(record: Mapping[str, Any], name: str) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
-
-import orjson
 
 #: A line that is longer than that is none of ours; it is passed over.
 _MAX_LINE_BYTES: Final = 1 << 20
@@ -56,8 +55,8 @@ def parsed(line: bytes) -> dict[str, Any] | None:
     """Read one line; what stands before its JSON (a time, a host's name, of whoever carried it) is left."""
     at = line.find(b"{")
     try:
-        record = orjson.loads(line[at:]) if at >= 0 else None
-    except ValueError:
+        record = json.loads(line[at:]) if at >= 0 else None
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
-from zlib import error as ZlibError  # noqa: N812 - zlib's own name is that of no class
+from typing import IO, TYPE_CHECKING, Final
 
 from .output import Failure
+
+if TYPE_CHECKING:
+    import gzip
 
 _BLOCK_BYTES: Final = 1 << 20
 
@@ -39,7 +41,7 @@ class Source:
             except FileNotFoundError:
                 if path == self.files[-1]:
                     raise Failure("no_log", f"there is no log at {path}") from None
-            except (OSError, EOFError, ZlibError) as e:
+            except (OSError, EOFError, zlib.error) as e:
                 raise Failure("no_log", f"{path} cannot be read: {e}") from None
 
 
@@ -68,6 +70,8 @@ def journal(unit: str, since: str) -> Source:
 def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
     f = path.open("rb")
     if f.read(2) == b"\x1f\x8b":
+        import gzip  # late: most logs are not
+
         f.close()
         return gzip.open(path, "rb")
     f.seek(0)
