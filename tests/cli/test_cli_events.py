@@ -6,6 +6,7 @@ import json
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import typer
@@ -14,7 +15,7 @@ from gpupool.cli import main
 from gpupool.cli.event_line import line_of
 from gpupool.cli.events import seconds
 from gpupool.exits import Exit
-from support.fake_pool import FakePool, refusal, steady
+from support.fake_pool import Answer, FakePool, ok, refusal, steady
 
 EXIT: dict[str, Any] = {
     "n": 7, "time": 1000.0, "level": "error", "component": "supervisor", "pid": 1, "worker": 1, "incarnation": 3,
@@ -112,3 +113,26 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 @pytest.mark.parametrize("option", [["--level", "loud"], ["-n", "0"], ["-n", "5000"], ["--since", "soon"]])
 def test_wrong_usage(option: list[str]) -> None:
     assert main(["events", *option]) == Exit.USAGE
+
+
+def test_following_asks_for_what_is_new_and_waits_for_a_pool_that_is_away(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = [answer(EXIT), answer({**EXIT, "n": 8}, last=8), b"", answer({**EXIT, "n": 9}, last=9)]
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if not answers:
+            raise KeyboardInterrupt
+
+    def reply(_: dict[str, Any]) -> Answer:
+        found = answers.pop(0)
+        return found if isinstance(found, bytes) else ok(found)
+
+    with FakePool(reply) as pool, mock.patch("gpupool.cli.events.time.sleep", nap):
+        assert main(["events", "--follow", "--json", "--since", "1h", "--runtime-dir", str(pool.folder)]) == Exit.OK
+
+    printed = capsys.readouterr()
+    assert [json.loads(line)["n"] for line in printed.out.splitlines()] == [7, 8, 9]
+    assert [(asked.get("after"), asked["since_s"]) for asked in pool.asked] == [(None, 3600.0), (7, None), (8, None), (8, None)]
+    assert printed.err.count("waiting for it") == 1
+    assert len(naps) == 4

@@ -47,7 +47,7 @@ def test_the_parts_add_up_to_the_total_whatever_the_rounding(
         now += waited + held
     sent = now + pending
     total = sent + sum(stages) + rest
-    timings = {f"{name}_ms": ms(s) for name, s in zip(STAGES, stages, strict=True)}
+    timings: dict[str, Any] = {f"{name}_ms": ms(s) for name, s in zip(STAGES, stages, strict=True)}
     record = request(pending_ms=ms(sent), total_ms=ms(total), ticket=99, **timings)
 
     split = parts(record, moves)
