@@ -124,9 +124,8 @@ def find(runtime: Path) -> Path | None:
     """
     place = runtime / LINK
     with suppress(OSError):
-        target = place.resolve()
-        if target.exists() or before(target).exists():
-            return target
+        if place.is_symlink():  # also where it leads to what may not be read: then that is what is told
+            return place.resolve()
     with suppress(OSError):
         for folder in (runtime, _STATE / runtime.name):
             if found := sorted(folder.glob("*.events.jsonl")):

@@ -61,17 +61,18 @@ class Replies:
             },
         }  # fmt: skip
         slot = request.slot if request.slot >= 0 else None
+        if slot is not None:
+            header["worker"] = slot
+            if slot >= self._overflow_from:
+                header["overflow"] = True
         record = {
             "request_id": text_of(request.id), "client": client_name(request.client), "ticket": request.ticket, "model": name,
-            "worker": slot, "code": code, "attempts": request.attempts, "batch_size": r.batch_size,
+            "worker": slot, "incarnation": request.incarnation, "code": code, "attempts": request.attempts, "batch_size": r.batch_size,
             "input_bytes": request.size, "output_bytes": 0, "length": r.length, "pending_ms": pending, "queue_ms": queue,
             "preprocess_ms": preprocess, "forward_ms": forward, "postprocess_ms": postprocess, "total_ms": total,
         }  # fmt: skip
-        if slot is not None:
-            header["worker"] = slot
-            record["incarnation"] = request.incarnation
-            if slot >= self._overflow_from:
-                header["overflow"] = record["overflow"] = True
+        if slot is not None and slot >= self._overflow_from:
+            record["overflow"] = True
         if request.tenant.name:
             record["user"] = request.tenant.name
         frames = [request.client, b""] if request.delimiter else [request.client]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ class Chronicle:
     def __init__(self, log: Log, path: Path, runtime: Path, devices: Sequence[str]) -> None:
         self._log = log
         self._journal = Journal(devices)
+        self._lock = threading.Lock()  # threads log, too
+        self._unkept = 0
         problem = ""
         try:
             self._journal.restore(read(path) or ())
@@ -59,10 +62,16 @@ class Chronicle:
             None if worker is None else str(worker), level, 0.0 if since_s is None else time.time() - since_s,
             after if after <= journal.last else 0,  # of numbers that a lost file has taken with it
         )  # fmt: skip
-        return {
-            "events": journal.select(wanted, limit), "last": journal.last, "dropped": self._file.dropped, "file": str(self._file.path),
-        }  # fmt: skip
+        with self._lock:
+            events, last = journal.select(wanted, limit), journal.last
+        return {"events": events, "last": last, "dropped": self._unkept + self._file.dropped, "file": str(self._file.path)}
 
     def _note(self, record: Record) -> None:
-        if line := self._journal.add(record):
+        try:
+            with self._lock:
+                line = self._journal.add(record)
+        except Exception:  # one record that cannot be kept must not end who logged it
+            self._unkept += 1
+            return
+        if line is not None:
             self._file.put(line)

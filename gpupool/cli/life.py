@@ -20,6 +20,8 @@ AROUND: Final = (
 _SPAWNED: Final = "worker_spawned"
 REDISPATCHED: Final = "request_redispatched"
 STAGES: Final = ("queue", "preprocess", "forward", "postprocess")
+#: Reasons for which a request comes back from a worker that lives, or never got it.
+_GIVEN_BACK: Final = ("bye", "send_failed")
 #: What happened so much before a request came, or after it was answered, still belongs to it.
 _NEAR_S: Final = 1.0
 #: Lives that are kept, the newest; redispatches and events that are remembered until a request's own record comes.
@@ -152,7 +154,7 @@ def parts(record: Mapping[str, Any], moves: Sequence[Mapping[str, Any]]) -> list
     for move in moves:
         sent, held = _us(move, "pending_ms"), _us(move, "held_ms")
         made.append(Part("pending" if not made else "pending again", sent - passed))
-        made.append(Part(f"lost there ({move.get('reason')})", held, move.get("worker")))
+        made.append(Part(_how_it_came_back(move), held, move.get("worker")))
         passed = sent + held
     again = "pending again" if moves else "pending"
     worker = record.get("worker")
@@ -165,6 +167,11 @@ def parts(record: Mapping[str, Any], moves: Sequence[Mapping[str, Any]]) -> list
     if record.get("batch_size") or any(part.us for part in stages):
         return _rounded([*made, *stages, Part("transport and waiting for reply", rest, worker)])
     return _rounded([*made, Part("at the worker, unanswered", rest, worker)])
+
+
+def _how_it_came_back(move: Mapping[str, Any]) -> str:
+    reason = move.get("reason")
+    return f"given back there ({reason})" if reason in _GIVEN_BACK else f"lost there ({reason})"
 
 
 def _rounded(made: list[Part]) -> list[Part]:
