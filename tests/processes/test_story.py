@@ -30,7 +30,7 @@ def test_the_story_of_a_killed_worker(make_pool: MakePool) -> None:
     pool = make_pool("Sleep", options="seconds = 0.02", config=FAST).start()
     load = Load(pool, rate=150)
     load.wait_for(50)
-    for _ in until(10.0):  # killed with something in its hands: tried until that was so
+    for _ in until(30.0):  # killed with something in its hands: tried until that was so
         incarnation = pool.worker(0)["incarnation"]
         os.kill(pool.worker(0)["pid"], signal.SIGKILL)
         pool.wait_for_incarnation(0, incarnation + 1)
