@@ -25,6 +25,7 @@ Every message is a map with a key `t`. The first to a child is its `spec`. What 
 | idle {slot} | a held slot has finished all that it was given |
 | drained {} | nothing pending, nothing in flight |
 | sick {slot, incarnation, reason} | too many infrastructure errors in a row: replace it |
+| event {level, event, fields} | a rare event of the router's that belongs into the pool's journal |
 | stats {n, latencies, log, …} | the books, see router.accounts; histograms by model and stage, see router.latencies; see Log.report |
 | answer {n, …} | to a question with this n |
 

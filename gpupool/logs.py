@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -35,6 +36,8 @@ class Log:
             fd = os.open(spec.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o640)
         self._bound: Record = {"component": component, "pid": os.getpid(), **bound}
         self.level = LEVELS[spec.level]
+        #: Shown each event, whatever the level; not request lines.
+        self.tap: Callable[[Record], object] | None = None
         render = render_json if spec.format == "json" else render_text
         self.sink = LogSink(fd, size=spec.queue_size, render=render, stamp=self._bound)
         self.event: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
@@ -49,6 +52,11 @@ class Log:
         """Write the one canonical line of a request. The record is handed over: do not change it afterwards."""
         if self.level <= LEVELS["info"]:
             self.sink.put({"time": time.time(), "timestamp": "", "level": "info", "event": "request", **self._bound, **fields})
+
+    def remember(self, level: str, event: str, **fields: Any) -> None:
+        """Show the tap an event that another process has logged."""
+        if self.tap is not None:
+            self.tap({"time": time.time(), "level": level, "event": event, **fields})
 
     def losses(self) -> dict[str, int]:
         """Return how many records of this process found no place in its log, by level; what is sampled away is not among them."""
@@ -68,10 +76,14 @@ class Log:
 
     def _emit(self, _: Any, method: str, event: Any) -> Any:
         level = {"exception": "error", "warn": "warning", "msg": "info"}.get(method, method)
-        if LEVELS.get(level, 50) >= self.level:
+        if self.tap is not None or LEVELS.get(level, 50) >= self.level:
             if error := event.pop("exc_info", None):
                 event["traceback"] = _traceback(error)
-            self.sink.put({"time": time.time(), "timestamp": "", "level": level, **self._bound, **event})
+            record = {"time": time.time(), "timestamp": "", "level": level, **self._bound, **event}
+            if self.tap is not None:
+                self.tap(record)
+            if LEVELS.get(level, 50) >= self.level:
+                self.sink.put(record)
         raise structlog.DropEvent
 
 

@@ -43,11 +43,12 @@ class Tell:
 
 @dataclass(slots=True)
 class Event:
-    """Write a log event."""
+    """Write a log event. `told`: to the supervisor too, for the pool's journal; for rare ones only."""
 
     level: str
     name: str
     fields: dict[str, Any]
+    told: bool = False
 
 
 @dataclass(slots=True)

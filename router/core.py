@@ -181,10 +181,11 @@ class Core:
         ledger = self.ledger
         model = self._intake.model_name(header) if header is not None and header.type == "infer" else ""
         ledger.accounts.refused(model, error.code)
+        connection = self.connections.get(client)
         ledger.commands.append(
             ledger.replies.refused(
                 client, error.code, error.message, delimiter=delimiter, request_id=error.request_id, field=error.field,
-                retry_after_ms=getattr(error, "retry_after_ms", None), input_bytes=sum(map(len, frames[1:])),
+                retry_after_ms=getattr(error, "retry_after_ms", None), input_bytes=sum(map(len, frames[1:])), user=connection.tenant.name if connection else "",
             )
         )  # fmt: skip
 

@@ -6,6 +6,7 @@ priorities, deadlines and a worker's death act on all of it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Final
 
@@ -18,7 +19,7 @@ from .commands import Event, SendTickets, SendWork, Tell
 from .forecast import Forecast
 from .ledger import Death, Ledger
 from .overflow import Overflow
-from .replies import RETRYABLE
+from .replies import RETRYABLE, client_name
 from .requests import Request, State
 from .tenants import Tenant
 from .workers import Fleet, Worker
@@ -30,6 +31,8 @@ _LOOKED_AT: Final = 16
 #: Infrastructure errors in a row after which a worker is reported for replacement.
 MAX_FAILURES: Final = 5
 NO_WORKERS_RETRY_MS: Final = 1000
+#: Clients that are named, with how many requests each, of those that a dead worker had.
+_CLIENTS_TOLD: Final = 5
 _URGENT: Final = int(WorkFlag.URGENT)
 #: A router's tickets start at its epoch times this, so that none is ever used by two routers of a pool.
 _TICKETS_PER_EPOCH: Final = 1 << 40
@@ -166,12 +169,14 @@ class Dispatch:
         if ledger.suspects.reserved is worker:
             ledger.suspects.reserved = None
         outstanding = [request for ticket in list(worker.outstanding) if (request := worker.take_back(ticket)) is not None]
+        clients = Counter(request.tenant.name or client_name(request.client) for request in outstanding)
         returned = ledger.mourn(outstanding, death, now)
         self._no_room = False
-        self._event(
-            "warning" if blame else "info", "worker_lost", worker=slot, incarnation=incarnation, reason=reason, blame=blame,
-            outstanding=len(outstanding), returned=returned,
-        )  # fmt: skip
+        fields = {
+            "worker": slot, "incarnation": incarnation, "reason": reason, "blame": blame, "outstanding": len(outstanding),
+            "returned": returned, "clients": dict(clients.most_common(_CLIENTS_TOLD)),
+        }  # fmt: skip
+        ledger.commands.append(Event("warning" if blame else "info", "worker_lost", fields, told=True))
 
     def hold(self, slot: int) -> None:
         """Give a slot no new work."""
@@ -322,6 +327,7 @@ class Dispatch:
         request.ticket = self._ticket
         request.state = State.IN_FLIGHT
         request.slot = worker.slot
+        request.incarnation = worker.incarnation
         request.sent = now
         request.timeout_s = request.deadline - now
         worker.give(request)

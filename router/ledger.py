@@ -6,9 +6,9 @@ A request answered early (deadline, cancel) leaves its ticket with the worker, w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from gpupool.errors import ErrorCode
 from gpupool.link import Result
@@ -21,7 +21,7 @@ from .backlog import Backlog
 from .commands import Command, Event
 from .deadlines import Deadlines
 from .poison import CONTENT_DEATHS, Poison
-from .replies import Replies
+from .replies import Replies, client_name, text_of
 from .requests import SUSPECT_RETURNS, Request, State
 from .retry_budget import RetryBudget
 from .suspects import Suspects
@@ -32,6 +32,8 @@ RETRY_MS: Final = 200
 POISON_DEATHS: Final = 2
 #: Returns unbegun, see `requests.SUSPECT_RETURNS`, after which a request is not sent again.
 MAX_RETURNS: Final = 2 * SUSPECT_RETURNS
+#: Requests that are named in the log when they come back from a worker at once.
+_NAMED: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +241,11 @@ class Ledger:
     def _poison(self, request: Request, deaths: int, now: float) -> None:
         """Refuse a request's content from now on."""
         name = self.poison.add(request.model, request.frames, now, deaths=deaths)
-        fields = {"hash": name, "model": self._names[request.model], "input_bytes": request.size, "worker_deaths": deaths}
-        self.commands.append(Event("error", "request_poisoned", fields))
+        fields = {
+            "hash": name, "model": self._names[request.model], "input_bytes": request.size, "worker_deaths": deaths,
+            **_whose(request), "worker": request.slot, "incarnation": request.incarnation,
+        }  # fmt: skip
+        self.commands.append(Event("error", "request_poisoned", fields, told=True))
 
     def _requeue(self, requests: Iterable[Request], now: float, reason: str) -> None:
         """Let requests wait again, before all others; those that workers may die of wait among the suspects.
@@ -249,6 +254,8 @@ class Ledger:
         """
         fresh: list[Request] = []
         suspects: list[Request] = []
+        requests = list(requests)
+        self._tell_redispatched(requests, now, reason)
         for request in requests:
             request.state = State.PENDING
             (suspects if request.suspected else fresh).append(request)
@@ -263,8 +270,26 @@ class Ledger:
             text = "requests came back from a worker and the backlog is full"
             self.finish(last, ErrorCode.OVERLOADED, now, message=text, retry_after_ms=RETRY_MS)
 
+    def _tell_redispatched(self, requests: Sequence[Request], now: float, reason: str) -> None:
+        """Say of each request which worker it came back from: of one that took long, this is what its own line cannot tell."""
+        for request in requests[:_NAMED]:
+            fields = {
+                **_whose(request), "ticket": request.ticket, "worker": request.slot, "incarnation": request.incarnation,
+                "reason": reason, "attempts": request.attempts, "worker_deaths": request.deaths, "alone": request.suspected,
+                "pending_ms": round(1e3 * (request.sent - request.arrived), 3), "held_ms": round(1e3 * (now - request.sent), 3),
+            }  # fmt: skip
+            self.commands.append(Event("info", "request_redispatched", fields))
+        if (unnamed := len(requests) - _NAMED) > 0:
+            self.commands.append(Event("info", "more_requests_redispatched", {"reason": reason, "unnamed": unnamed}))
+
     def abandon_pending(self, code: ErrorCode, now: float, message: str, retry_after_ms: int | None = None) -> None:
         """Answer all that waits."""
         for request in [*self.suspects, *self.backlog]:
             self.withdraw(request)
             self.finish(request, code, now, message=message, retry_after_ms=retry_after_ms)
+
+
+def _whose(request: Request) -> dict[str, Any]:
+    """Name a request as its own log record does."""
+    user = {"user": request.tenant.name} if request.tenant.name else {}
+    return {"request_id": text_of(request.id), "client": client_name(request.client), **user}

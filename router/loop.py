@@ -167,6 +167,8 @@ class Router:
                 self._supervisor.tell(message)
             case Event(level, name, fields):
                 getattr(self._log.event, level)(name, **fields)
+                if command.told:
+                    self._supervisor.tell({"t": "event", "level": level, "event": name, "fields": fields})
             case Reply():
                 self._reply(command, now)
             case Quit():

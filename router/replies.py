@@ -72,11 +72,15 @@ class Replies:
             if slot >= self._overflow_from:
                 header["overflow"] = True
         record = {
-            "request_id": _text(request.id), "client": client_name(request.client), "ticket": request.ticket, "model": name,
-            "worker": slot, "code": code, "attempts": request.attempts, "batch_size": r.batch_size,
+            "request_id": text_of(request.id), "client": client_name(request.client), "ticket": request.ticket, "model": name,
+            "worker": slot, "incarnation": request.incarnation, "code": code, "attempts": request.attempts, "batch_size": r.batch_size,
             "input_bytes": request.size, "output_bytes": 0, "length": r.length, "pending_ms": pending, "queue_ms": queue,
             "preprocess_ms": preprocess, "forward_ms": forward, "postprocess_ms": postprocess, "total_ms": total,
         }  # fmt: skip
+        if slot is not None and slot >= self._overflow_from:
+            record["overflow"] = True
+        if request.tenant.name:
+            record["user"] = request.tenant.name
         frames = [request.client, b""] if request.delimiter else [request.client]
         if code == "ok":
             record["output_bytes"] = sum(map(len, r.frames))
@@ -104,15 +108,18 @@ class Replies:
         field: str | None = None,
         retry_after_ms: int | None = None,
         input_bytes: int = 0,
+        user: str = "",
     ) -> Reply:
         """Answer a message that was never queued."""
         optional = {"id": request_id, "field": field, "retry_after_ms": retry_after_ms}
         header: dict[str, Any] = {"v": VERSION, "code": code, "retryable": RETRYABLE[code], "message": message}
         header |= {name: value for name, value in optional.items() if value is not None}
         record = {
-            "request_id": _text(request_id), "client": client_name(client), "code": code, "attempts": 0, "batch_size": 0,
+            "request_id": text_of(request_id), "client": client_name(client), "code": code, "attempts": 0, "batch_size": 0,
             "input_bytes": input_bytes, "output_bytes": 0, "message": message,
         }  # fmt: skip
+        if user:
+            record["user"] = user
         return Reply([*_envelope(client, delimiter=delimiter), self._pack(header), b""], record)
 
     def answered(self, client: bytes, *, delimiter: bool, request_id: RequestId | None, body: bytes = b"") -> list[bytes]:
@@ -128,7 +135,8 @@ def client_name(client: bytes) -> str:
     return client[-8:].hex()
 
 
-def _text(request_id: RequestId | None) -> str | None:
+def text_of(request_id: RequestId | None) -> str | None:
+    """Name a request in the log."""
     return request_id.hex() if isinstance(request_id, bytes) else request_id
 
 

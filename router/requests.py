@@ -32,7 +32,7 @@ class Request:
     """A request under way. Instants are monotonic seconds; compared and hashed by identity."""
 
     __slots__ = (
-        "arrived", "attempts", "client", "deadline", "deaths", "delimiter", "died_on", "flags", "frames", "id", "model",
+        "arrived", "attempts", "client", "deadline", "deaths", "delimiter", "died_on", "flags", "frames", "id", "incarnation", "model",
         "patient", "priority", "retry", "returns", "rows", "sent", "sequence", "size", "slot", "state", "tenant", "ticket", "timeout_s",
     )  # fmt: skip
 
@@ -73,6 +73,7 @@ class Request:
         self.state = State.PENDING
         self.ticket = 0  # of its latest dispatch
         self.slot = NO_SLOT  # where it was last sent
+        self.incarnation = 0  # of the process there
         self.sent = 0.0
         self.timeout_s = 0.0  # what was left when it was last sent
         self.attempts = 0  # executions begun, the first included

@@ -233,6 +233,8 @@ class Children:
                 self._feed(ev.WorkerSick(m["slot"], m["incarnation"], m["reason"]))
             case "drained":
                 self._feed(ev.RouterDrained())
+            case "event":
+                self._log.remember(m["level"], m["event"], **{"component": "router", **m["fields"]})
             case "stats":
                 self.last_books, self.last_books_at = m, time.monotonic()
                 counted = {key: value for key, value in m.items() if key in _COUNTED or key.endswith("_total")}

@@ -27,7 +27,7 @@ MAX_LINE_BYTES: Final = 64 * 1024
 MAX_CONNECTIONS: Final = 16
 #: A connection that says nothing for so long is closed.
 IDLE_S: Final = 5.0
-READ_ONLY: Final = frozenset({"status"})
+READ_ONLY: Final = frozenset({"status", "events"})
 
 
 class Refused(Exception):

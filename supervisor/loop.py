@@ -25,6 +25,7 @@ from .cards.topology import cores_of, cpus_of, threads_per_worker
 from .children import Children
 from .control import ControlServer
 from .kept import Kept, KeptSlot
+from .log_place import journal_unit, log_file
 from .memory_watch import MemoryWatch
 from .metrics import Counts, page
 from .notify import Notifier
@@ -51,6 +52,7 @@ from .workers import END_REASONS
 if TYPE_CHECKING:
     from gpupool.config import Config
 
+    from .chronicle import Chronicle
     from .devices import Device
     from .instance import Instance
     from .listeners import Listeners
@@ -66,9 +68,16 @@ class Supervisor:
     """One pool's supervisor. `run` returns the exit code."""
 
     def __init__(
-        self, config: Config, *, log: Log, instance: Instance, devices: Sequence[Device], listeners: Listeners
+        self,
+        config: Config,
+        *,
+        log: Log,
+        instance: Instance,
+        devices: Sequence[Device],
+        listeners: Listeners,
+        chronicle: Chronicle,
     ) -> None:
-        self.config, self.log = config, log
+        self.config, self.log, self.chronicle = config, log, chronicle
         self.generation, self.last_reload_error = 1, None  # type: int, str | None
         self.devices = devices
         self._instance, self._listeners = instance, listeners
@@ -324,6 +333,7 @@ class Supervisor:
         about = About(
             name=self.config.pool.name, pid=os.getpid(), started_at=self._started_at, started_mono=self._started_mono,
             generation=self.generation, devices=self.devices, models=self.config.specs, last_reload_error=self.last_reload_error,
+            log_file=log_file(self.config.logs.file), log_unit=journal_unit(os.environ),
         )  # fmt: skip
         views = [self.cards.view(n) if self.cards else {} for n in range(len(self.devices))]
         router = self.children.router

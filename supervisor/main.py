@@ -21,10 +21,12 @@ from gpupool.exits import Exit
 from gpupool.logs import Log, configure
 from gpupool.paths import RuntimeDir, find_runtime_dir
 
+from .chronicle import Chronicle
 from .devices import DeviceError, DeviceTrouble, choose, overflow_devices
 from .instance import AlreadyRunning, Instance, LeftoverProcesses
 from .listeners import BindError, Listeners
 from .loop import Supervisor
+from .state_file import journal_path
 
 if TYPE_CHECKING:
     from gpupool.config import Config
@@ -90,9 +92,13 @@ def _run(config: Config, log: Log) -> int:
         if len(devices) > MAX_SLOTS:
             raise DeviceError(f"pool.cpu_overflow: {len(devices)} workers in all, at most {MAX_SLOTS} are possible")
         listeners = stack.enter_context(closing(Listeners(config.router.bind, runtime.workers)))
+        path = journal_path(os.environ, runtime.path, config.pool.name)
+        chronicle = stack.enter_context(closing(Chronicle(log, path, runtime.path, [d.id for d in devices])))
 
         async def main() -> int:
-            supervisor = Supervisor(config, log=log, instance=instance, devices=devices, listeners=listeners)
+            supervisor = Supervisor(
+                config, log=log, instance=instance, devices=devices, listeners=listeners, chronicle=chronicle
+            )
             gc.collect()
             gc.freeze()
             try:

@@ -21,6 +21,12 @@ def state_path(environment: Mapping[str, str], runtime: Path, pool: str) -> Path
     return (Path(folder) if folder else runtime) / f"{pool.replace('/', '_')}.state.json"
 
 
+def journal_path(environment: Mapping[str, str], runtime: Path, pool: str) -> Path:
+    """Name the file of the pool's events, beside its state."""
+    state = state_path(environment, runtime, pool)
+    return state.with_name(f"{state.name.removesuffix('.state.json')}.events.jsonl")
+
+
 def boot_id() -> str:
     """Identify this boot of the host; empty where it cannot be told."""
     with suppress(OSError):

@@ -28,6 +28,8 @@ class About:
     devices: Sequence[Device]
     models: Sequence[ModelSpec]
     last_reload_error: str | None
+    log_file: str | None = None  # where the log goes, if that is a file
+    log_unit: str | None = None  # whose log the host's journal has, if it goes there
 
 
 def document(
@@ -57,7 +59,7 @@ def document(
             "overflow_configured": len(overflow), "overflow_ready": sum(s.works for s in overflow),
             "batch_factor": pool.factors.batch, "window_factor": pool.factors.window,
             "degrade_level": pool.factors.level,
-            "last_reload_error": about.last_reload_error,
+            "last_reload_error": about.last_reload_error, "log_file": about.log_file, "log_unit": about.log_unit,
         },
         "router": {
             "state": ("late" if pool.router.late else "ready") if pool.router.up else "starting", "pid": router_pid, "restarts": max(0, pool.router.epoch - 1),

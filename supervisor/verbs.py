@@ -40,11 +40,17 @@ class Verbs:
         return {
             "status": self._status, "drain": self._drain, "resume": self._resume, "restart": self._restart, "reload": self._reload,
             "release": self._release,
-            "drill": self._drill, "clear_poison": self._clear_poison, "snapshot": self._snapshot,
+            "drill": self._drill, "clear_poison": self._clear_poison, "snapshot": self._snapshot, "events": self._events,
         }  # fmt: skip
 
     async def _status(self, _: dict[str, Any], __: Peer) -> Any:
         return await self._supervisor.status()
+
+    async def _events(self, args: dict[str, Any], _: Peer) -> Any:
+        worker = args.get("worker")
+        if worker is not None:  # one that is not there is an error, not an empty answer
+            args = {**args, "worker": str(self._slot(str(worker)))}
+        return self._supervisor.chronicle.answer(args)
 
     async def _drain(self, args: dict[str, Any], peer: Peer) -> Any:
         slots = self._slots("drain", args, peer)

@@ -16,7 +16,7 @@ FOLDERS = (*PROCESSES, "supervisor/cards")
 #: Modules that may touch the clock, sockets, files, the environment or threads. All others only compute.
 SHELLS = {
     "supervisor": {
-        "__init__", "card_watch", "children", "control", "devices", "drill", "instance", "listeners", "loop", "main", "notify", "oom", "probes",
+        "__init__", "card_watch", "children", "chronicle", "control", "devices", "drill", "instance", "listeners", "log_place", "loop", "main", "notify", "oom", "probes",
         "process", "socket_watch", "state_file", "verbs",
     },
     "supervisor/cards": {

@@ -15,6 +15,8 @@ from gpupool.exits import Exit
 from .call import call
 from .demo import demo
 from .drill import drill
+from .events import events
+from .explain import explain
 from .keygen import keygen
 from .output import Failure, report
 from .poison import app as poison
@@ -37,6 +39,8 @@ for command in (
     call,
     demo,
     drill,
+    events,
+    explain,
     keygen,
     snapshot,
 ):

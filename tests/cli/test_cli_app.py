@@ -19,7 +19,20 @@ from gpupool.cli.app import wants_json
 from gpupool.exits import Exit
 from support.fake_pool import FakePool, document, ok, refusal, steady
 
-COMMANDS = ["serve", "check-config", "status", "drain", "resume", "restart-worker", "release-device", "reload", "call", "demo"]
+COMMANDS = [
+    "serve",
+    "check-config",
+    "status",
+    "drain",
+    "resume",
+    "restart-worker",
+    "release-device",
+    "reload",
+    "call",
+    "demo",
+    "events",
+    "explain",
+]
 #: What a quick command must not pay for. (pydantic is not among it: typer checks arguments with it.)
 HEAVY = {"torch", "numpy", "structlog", "zmq", "uvloop", "msgpack", "orjson", "rich", "gpupool.config", "gpupool.client"}
 
@@ -104,6 +117,8 @@ WRONG_USAGE: dict[str, list[str]] = {
     "no file": ["check-config"],
     "no such demo file": ["demo", "/no/such/file"],
     "no demo workers": ["demo", "--workers", "0"],
+    "no request": ["explain"],
+    "a level that is none": ["events", "--level", "loud"],
 }
 
 

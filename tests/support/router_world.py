@@ -43,6 +43,7 @@ class RouterWorld:
         self.welcomed: list[bytes] = []
         self.told: list[dict[str, Any]] = []
         self.events: list[str] = []
+        self.log: list[Event] = []  # the same, whole
         self.quit = False
         self.unreachable: set[bytes] = set()
 
@@ -70,6 +71,7 @@ class RouterWorld:
                         self.told.append(message)
                     case Event(_, name, _):
                         self.events.append(name)
+                        self.log.append(command)
                     case Quit():
                         self.quit = True
             self.core.dispatch(self.now)

@@ -1,0 +1,77 @@
+"""The supervisor's journal: taps the log for what the pool did and why, keeps it at hand and in a file, and answers `events`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpupool.journal import KEPT, LEVELS, Wanted
+from gpupool.journal_file import JournalFile, link, read
+from gpupool.log_sink import Record
+from gpupool.logs import Log
+
+from .control import Refused
+from .journal import Journal
+
+
+class Chronicle:
+    """The journal of one supervisor, from now until `close`; `devices` are ids by slot. What an earlier one wrote is taken over."""
+
+    def __init__(self, log: Log, path: Path, runtime: Path, devices: Sequence[str]) -> None:
+        self._log = log
+        self._journal = Journal(devices)
+        self._lock = threading.Lock()  # threads log, too
+        self._unkept = 0
+        problem = ""
+        try:
+            self._journal.restore(read(path) or ())
+        except OSError as e:
+            problem = f"{path} cannot be read: {e.strerror or e}; what happened before is not known"
+        self._file = JournalFile(path)
+        link(runtime, path)
+        log.tap = self._note
+        if problem:
+            log.event.warning("journal_not_read", problem=problem)
+
+    def close(self) -> None:
+        """Write what waits, for a bounded time."""
+        self._log.tap = None
+        self._file.close()
+
+    def answer(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Answer the verb: `limit` (1 to 1000), `worker`, `level`, `since_s` (so many seconds back), `after` (a number).
+
+        Raises:
+            Refused: an argument is not to be understood.
+        """
+        limit, level, worker = args.get("limit", 50), args.get("level", "info"), args.get("worker")
+        since_s, after = args.get("since_s"), args.get("after", 0)
+        if not isinstance(limit, int) or not 1 <= limit <= KEPT:
+            raise Refused("bad_request", f"limit: expected an integer from 1 to {KEPT}")
+        if not isinstance(level, str) or level not in LEVELS:
+            raise Refused("bad_request", f"level: expected one of {', '.join(LEVELS)}")
+        if since_s is not None and (not isinstance(since_s, int | float) or not since_s >= 0):
+            raise Refused("bad_request", "since_s: expected a number of seconds")
+        if not isinstance(after, int):
+            raise Refused("bad_request", "after: expected the number of an event")
+        journal = self._journal
+        wanted = Wanted(
+            None if worker is None else str(worker), level, 0.0 if since_s is None else time.time() - since_s,
+            after if after <= journal.last else 0,  # of numbers that a lost file has taken with it
+        )  # fmt: skip
+        with self._lock:
+            events, last = journal.select(wanted, limit), journal.last
+        return {"events": events, "last": last, "dropped": self._unkept + self._file.dropped, "file": str(self._file.path)}
+
+    def _note(self, record: Record) -> None:
+        try:
+            with self._lock:
+                line = self._journal.add(record)
+        except Exception:  # one record that cannot be kept must not end who logged it
+            self._unkept += 1
+            return
+        if line is not None:
+            self._file.put(line)

@@ -1,0 +1,90 @@
+"""The journal in memory: what belongs into it, whose card it was, how much is kept and given out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from gpupool.journal import Wanted, parse
+from gpupool.supervisor.journal import MAX_ANSWER_BYTES, Journal
+
+
+def record(event: str = "worker_exited", level: str = "error", time: float = 100.0, **fields: Any) -> dict[str, Any]:
+    return {"time": time, "timestamp": "", "level": level, "component": "supervisor", "event": event, **fields}
+
+
+def names(journal: Journal, limit: int = 100, **wanted: Any) -> list[str]:
+    return [event["event"] for event in journal.select(Wanted(**wanted), limit)]
+
+
+@pytest.mark.parametrize(("event", "level"), [("output", "info"), ("request", "info"), ("card_note", "debug")])
+def test_what_models_print_what_requests_came_to_and_what_is_for_debugging_stays_out(event: str, level: str) -> None:
+    journal = Journal()
+
+    assert journal.add(record(event, level)) is None
+    assert journal.select(Wanted(), 10) == []
+    assert journal.last == 0
+
+
+def test_an_event_about_a_worker_says_which_card_and_one_about_a_card_which_worker() -> None:
+    journal = Journal(["GPU-a", "GPU-b"])
+    journal.add(record(worker=1))
+    journal.add(record("card_note", "warning", device="GPU-a"))
+    journal.add(record("asked", "info", workers=[1, 0]))
+    journal.add(record("asked", "info", workers=[7]))
+
+    told, note, asked, strange = journal.select(Wanted(), 10)
+
+    assert (told["worker"], told["device"]) == (1, "GPU-b")
+    assert (note["worker"], note["device"]) == (0, "GPU-a")
+    assert asked["devices"] == ["GPU-b", "GPU-a"]
+    assert "devices" not in strange
+
+
+def test_those_that_are_wanted_are_given_out_the_oldest_first() -> None:
+    journal = Journal(["GPU-a", "GPU-b"])
+    journal.add(record("a", "info", 1.0, worker=0))
+    journal.add(record("b", "warning", 2.0, worker=1))
+    journal.add(record("c", "error", 3.0, workers=[0, 1]))
+    journal.add(record("d", "info", 4.0))
+
+    assert names(journal) == ["a", "b", "c", "d"]
+    assert names(journal, 2) == ["c", "d"]
+    assert names(journal, level="warning") == ["b", "c"]
+    assert names(journal, worker="1") == names(journal, worker="GPU-b") == ["b", "c"]
+    assert names(journal, since=3.0) == ["c", "d"]
+    assert names(journal, after=2) == ["c", "d"]
+
+
+def test_only_the_newest_are_kept_and_numbers_go_on_after_a_restart() -> None:
+    journal = Journal(kept=3)
+    lines = [journal.add(record(str(n))) for n in range(5)]
+    assert names(journal) == ["2", "3", "4"]
+
+    again = Journal(kept=3)
+    again.restore(parse(b"".join(line for line in lines if line)))
+    again.add(record("new"))
+
+    assert names(again) == ["3", "4", "new"]
+    assert [event["n"] for event in again.select(Wanted(), 9)] == [4, 5, 6]
+
+
+def test_events_of_any_size_and_kind_are_bounded_one_by_one_and_together() -> None:
+    journal = Journal()
+    for _ in range(1000):
+        journal.add(record(error="x" * 100_000, odd={1: b"\xff", "n": float("nan")}, set={1}))
+
+    found = journal.select(Wanted(), 1000)
+
+    assert len(orjson.dumps(found[0])) <= 4096
+    assert 100 < len(found) < 1000
+    assert len(orjson.dumps(found)) <= MAX_ANSWER_BYTES + 1000
+    assert found[-1]["n"] == 1000
+
+
+def test_lines_that_are_torn_or_strange_are_passed_over() -> None:
+    good = b'{"n": 1, "event": "a"}\n'
+
+    assert list(parse(b'rn": 0}\n' + good + b'[1]\n"x"\n{"n": 2}\n\n' + good + b'{"n": 3, "ev')) == [{"n": 1, "event": "a"}] * 2
