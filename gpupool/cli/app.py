@@ -16,6 +16,7 @@ from .call import call
 from .demo import demo
 from .drill import drill
 from .keygen import keygen
+from .log_level import log_level
 from .output import Failure, report
 from .poison import app as poison
 from .serve import check_config, serve
@@ -38,6 +39,7 @@ for command in (
     demo,
     drill,
     keygen,
+    log_level,
     snapshot,
 ):
     app.command(command.__name__.replace("_", "-"))(command)
