@@ -22,15 +22,17 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
 import orjson
 
 from gpupool.log_queue import LogQueue, Record
 from gpupool.log_sink import iso, render_json
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
 
 #: One attempt: connection, sending and acknowledgement of one chunk.
 ATTEMPT_S: Final = 2.0
@@ -86,7 +88,7 @@ class Forwarder:
         tag: of all records.
         size: how many records may wait.
         stamp: fields of every record made here.
-        tell: called when the receiver can no longer be reached, and when it can again: level, event, fields.
+        event: told when the receiver cannot be reached any more, and when it can again.
     """
 
     def __init__(
@@ -97,13 +99,13 @@ class Forwarder:
         size: int = 10000,
         max_bytes: int = MAX_BYTES,
         stamp: Record | None = None,
-        tell: Callable[[str, str, dict[str, Any]], None] = lambda *_: None,
+        event: FilteringBoundLogger | None = None,
     ) -> None:
         host, _, port = address.rpartition(":")
         self._address = host, int(port)
         self._tag = tag
         self._stamp = stamp or {}
-        self._tell = tell
+        self.event = event
         self._queue = LogQueue(size, max_bytes)
         self.put = self._queue.put
         #: Records lost, by level.
@@ -146,7 +148,7 @@ class Forwarder:
                 except Exception as e:  # whatever it was, the thread goes on; told once
                     failures += 1
                     self._disconnect()
-                    self._turned(up=False, error=f"{type(e).__name__}: {e}")
+                    self._turned(f"{type(e).__name__}: {e}")
                     if self._ending.is_set():
                         self._queue.lose(chunk.records)
                         return
@@ -155,7 +157,7 @@ class Forwarder:
                     failures = 0
                     self._chunk = None
                     self._sent += len(chunk.records)
-                    self._turned(up=True)
+                    self._turned()
             if self._ending.is_set():
                 self._disconnect()
                 return
@@ -210,12 +212,16 @@ class Forwarder:
             self._socket.close()
             self._socket = None
 
-    def _turned(self, *, up: bool, **fields: Any) -> None:
-        if up is self._up:
-            return
+    def _turned(self, error: str = "") -> None:
+        up, before = not error, self._up
         self._up = up
-        address = f"{self._address[0]}:{self._address[1]}"
-        self._tell("info" if up else "warning", "log_forward_up" if up else "log_forward_down", {"address": address, **fields})
+        if self.event is None or up is before:
+            return
+        host, port = self._address
+        if up:
+            self.event.info("log_forward_up", address=f"{host}:{port}")
+        else:
+            self.event.warning("log_forward_down", address=f"{host}:{port}", error=error)
 
     def _loss_record(self, told: Counter[str]) -> Record:
         now = time.time()

@@ -39,16 +39,16 @@ class Log:
         self.level = LEVELS[spec.level]
         render = render_json if spec.format == "json" else render_text
         self.sink = LogSink(out, size=spec.queue_size, render=render, stamp=self._bound)
+        self.event: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
+            object(), wrapper_class=structlog.make_filtering_bound_logger(0), processors=[self._emit]
+        )
         self._forwarder: Forwarder | None = None
         self._put = self.sink.put
         if spec.fluentd:
             self._forwarder = Forwarder(
-                spec.fluentd, f"gpupool.{component}", size=spec.queue_size, stamp=self._bound, tell=self._tell
+                spec.fluentd, f"gpupool.{component}", size=spec.queue_size, stamp=self._bound, event=self.event
             )
             self._put = self._put_both
-        self.event: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
-            object(), wrapper_class=structlog.make_filtering_bound_logger(0), processors=[self._emit]
-        )
 
     def set_level(self, level: int) -> None:
         """Change the level at run time (10 debug … 40 error)."""
@@ -83,9 +83,6 @@ class Log:
         self.sink.put(record)
         if self._forwarder:
             self._forwarder.put(record)
-
-    def _tell(self, level: str, event: str, fields: Record) -> None:
-        getattr(self.event, level)(event, **fields)
 
     def _emit(self, _: Any, method: str, event: Any) -> Any:
         level = {"exception": "error", "warn": "warning", "msg": "info"}.get(method, method)
@@ -142,7 +139,7 @@ class _StdlibHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Turn one stdlib record into an event `library_log`."""
         level = record.levelname.lower()
-        method = getattr(self._log.event, level if level in LEVELS else "error")
+        level = level if level in LEVELS else "error"
         try:
             text = record.getMessage()
         except Exception as e:  # a library's bad format string must not become our fault
@@ -150,7 +147,7 @@ class _StdlibHandler(logging.Handler):
         fields: Record = {"source": record.name, "message": text}
         if record.exc_info and record.exc_info[1]:
             fields["traceback"] = _traceback(record.exc_info[1])
-        method("library_log", **fields)
+        getattr(self._log.event, level)("library_log", **fields)
 
 
 def _uncaught(

@@ -83,10 +83,11 @@ options = {{ {options} }}
         """Write the configuration file."""
         self.file.write_text(self.head + config)
 
-    def start(self, *, ready: bool = True) -> RunningPool:
-        """Start `serve`, and wait until all workers are ready."""
-        with (self.folder / "out").open("ab") as out, (self.folder / "err").open("ab") as err:
-            self.process = subprocess.Popen([*GPUPOOL, "serve", "-c", str(self.file)], env=self.env, stdout=out, stderr=err)
+    def start(self, *, ready: bool = True, err: int | None = None) -> RunningPool:
+        """Start `serve`, its stderr a file or a given descriptor, and wait until all workers are ready."""
+        with (self.folder / "out").open("ab") as out, (self.folder / "err").open("ab") as file:
+            command = [*GPUPOOL, "serve", "-c", str(self.file)]
+            self.process = subprocess.Popen(command, env=self.env, stdout=out, stderr=file if err is None else err)
         if ready:
             self.wait(lambda s: s["pool"]["ready"] and not s["pool"]["degraded"])
         return self
