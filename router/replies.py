@@ -74,7 +74,7 @@ class Replies:
             if slot >= self._overflow_from:
                 header["overflow"] = True
         frames = [request.client, b""] if request.delimiter else [request.client]
-        # Before the record is made: that is a fifth of all that is done here.
+        # Before the record is made: that is a quarter of what is done here (0.6 of 2.5 µs), and writing it costs more than all of it.
         if code == "ok" and (request.ticket * _GOLDEN & _MASK) >= self._sampled_below:
             return Reply([*frames, self._pack(header), *(r.frames or (b"",))], {})
         record = {

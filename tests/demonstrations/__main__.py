@@ -23,6 +23,7 @@ from demonstrations import (
     held_bytes,
     leak,
     leak_watch,
+    logging,
     low_high,
     memory,
     objective,
@@ -55,6 +56,7 @@ ALL: Final[dict[str, tuple[Show, float, float]]] = {
     "buckets": (buckets.show, 40.0, 8.0),
     "threads": (threads.show, 48.0, 12.0),
     "objective": (objective.show, 40.0, 16.0),
+    "logging": (logging.show, 60.0, 20.0),
 }
 
 

@@ -82,12 +82,11 @@ def test_a_log_that_cannot_be_written_costs_no_request(make_pool: MakePool, log:
     config = FAST + ('[logs]\nfile = "/dev/full"\n' if log == "full disk" else "")
     pool = make_pool("Echo", config=config)
     if log == "closed pipe":
-        reader, writer = os.pipe()
+        reader, pool.stderr = os.pipe()
         os.close(reader)
-        pool.start(err=writer)
-        os.close(writer)
-    else:
-        pool.start()
+    pool.start()
+    if pool.stderr is not None:
+        os.close(pool.stderr)
 
     load = Load(pool, rate=300)
     load.wait_for(300)

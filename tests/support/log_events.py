@@ -56,7 +56,7 @@ def _in(tree: ast.AST) -> Iterator[tuple[set[str], str, set[str]]]:
         if _is_logger(node.func):
             levels = {called} & LEVELS
             names = texts[0] if texts else []
-        elif called in ("Report", "report") and len(words) and "slot" not in fields:
+        elif called in ("Report", "report") and words and "slot" not in fields:
             levels = {word for word in words if word in LEVELS} or {"info"}
             names = [word for word in words if word not in LEVELS][: len(texts[0])]
         elif called in ("_event", "Event") and len(texts) > 1:
