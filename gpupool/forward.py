@@ -171,7 +171,8 @@ class Forwarder:
         size = 0
         if told := self._queue.take_losses():
             entries.append(pack_entry(self._loss_record(told)))
-        while size < CHUNK_BYTES and len(records) < _CHUNK_RECORDS and (record := self._queue.take()):
+        while size < CHUNK_BYTES and len(records) < _CHUNK_RECORDS and (taken := self._queue.take(1)):
+            (record,) = taken
             try:
                 entry = pack_entry(record)
             except Exception:  # one record that cannot be packed must not hold up the others

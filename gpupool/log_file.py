@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import select
+import stat
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Final
 #: How long one write may wait for a full pipe before its records count as dropped.
 _WRITE_TIMEOUT_MS: Final = 200
 _LOOK_EVERY_S: Final = 1.0
+#: Appends to a file are whole whatever their size; each one costs the program's other threads a turn.
+_FILE_BYTES: Final = 64 << 10
 # Not waiting: a named pipe without a reader is refused, and would else hold the start for ever.
 _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -37,16 +40,24 @@ class LogFile:
         self._fd = os.open(path, _FLAGS, 0o640) if path else fd
         self._looked_at = time.monotonic()
         self._torn = False
+        try:
+            self._is_file = stat.S_ISREG(os.fstat(self._fd).st_mode)
+        except OSError:  # a descriptor that is closed: each write will fail, and be counted
+            self._is_file = False
 
-    def write(self, lines: bytes) -> bool:
-        """Write whole lines; False when they could not be written (all)."""
+    @property
+    def write_bytes(self) -> int:
+        """How much may go into one write of several lines."""
+        return _FILE_BYTES if self._is_file else select.PIPE_BUF
+
+    def write(self, lines: bytes) -> int:
+        """Write whole lines; returns how many bytes went out, all of them or those before it failed."""
         if self._path and time.monotonic() - self._looked_at >= _LOOK_EVERY_S:
             self._look()
-        if self._write(lines):
-            return True
-        if self._path:
+        written = self._write(lines)
+        if written < len(lines) and self._path:
             self._look()
-        return False
+        return written
 
     def _look(self) -> None:
         """Open the path again if it names another file now, or none."""
@@ -61,7 +72,7 @@ class LogFile:
             os.close(self._fd)
             self._fd, self._torn = fresh, False
 
-    def _write(self, lines: bytes) -> bool:
+    def _write(self, lines: bytes) -> int:
         left = b"\n" + lines if self._torn else lines
         while left:
             try:
@@ -70,11 +81,11 @@ class LogFile:
                 poll = select.poll()
                 poll.register(self._fd, select.POLLOUT)
                 if not poll.poll(_WRITE_TIMEOUT_MS):
-                    return False
+                    break
             except (OSError, ValueError):
-                return False
+                break
             else:
                 # What follows a line that broke off in the middle must begin a line of its own.
                 self._torn = not left[:written].endswith(b"\n")
                 left = left[written:]
-        return True
+        return max(0, len(lines) - len(left))

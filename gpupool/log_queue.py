@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Any, Final
 
-SEVERITY: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+_MAJOR: Final = frozenset({"warning", "error", "critical"})
 
 Record = dict[str, Any]
 #: A record with its weight when it was put: other readers of the same record may add to it.
@@ -43,10 +43,10 @@ class LogQueue:
 
     def put(self, record: Record) -> None:
         """Queue one record. No wait, no exception."""
-        major = SEVERITY.get(record.get("level", "info"), 20) >= 30
+        major = record.get("level") in _MAJOR
         weight = _weight(record) if self._max_bytes else 0
         with self._lock:
-            while len(self._minor) + len(self._major) >= self._size or self._bytes + weight > self._max_bytes:
+            while len(self._minor) + len(self._major) >= self._size or (weight and self._bytes + weight > self._max_bytes):
                 if not self._minor and not (major and self._major):
                     self._lost(record)
                     return
@@ -56,13 +56,15 @@ class LogQueue:
         if not self.filled.is_set():
             self.filled.set()
 
-    def take(self) -> Record | None:
-        """Return the next record, or None. In order of time, as far as two queues can tell: neither waits behind the whole of the other."""
+    def take(self, most: int) -> list[Record]:
+        """Return the next records. In order of time, as far as two queues can tell: neither kind waits behind the whole of the other."""
+        minor, major = self._minor, self._major
+        taken: list[Record] = []
         with self._lock:
-            minor, major = self._minor, self._major
-            if minor and (not major or minor[0][0].get("time", 0) <= major[0][0].get("time", 0)):
-                return self._taken(minor)
-            return self._taken(major) if major else None
+            while len(taken) < most and (minor or major):
+                first = not major or (minor and minor[0][0].get("time", 0) <= major[0][0].get("time", 0))
+                taken.append(self._taken(minor if first else major))
+        return taken
 
     def lose(self, records: Iterable[Record]) -> None:
         """Count records that were taken but could not be brought out."""
