@@ -42,6 +42,7 @@ class Word(IntEnum):
     SLOTS = 2  # [supervisor]
     ROUTER_EPOCH = 3  # [supervisor] which router process is the present one; workers register anew when it changes
     LOG_LEVEL = 4  # [supervisor] as in logging: 10 debug … 40 error
+    ROUTER_LOG_LEVEL = 5  # [supervisor] the router's own; 0: as LOG_LEVEL
     ROUTER_BEAT_NS = 16  # [router]
 
 
@@ -68,6 +69,7 @@ class SlotWord(IntEnum):
     FULL_ROW_NS = 17  # [worker] time per sample in full batches, by the fit; 0 until that is good
     SET_BATCH_PPM = 24  # [supervisor] share of the batch limit, in millionths; 0: all of it
     SET_WINDOW_PPM = 25  # [supervisor] share of the configured window, in millionths; 0: all of it
+    SET_LOG_LEVEL = 26  # [supervisor] this worker's own; 0: as LOG_LEVEL
 
 
 class Phase(IntEnum):
@@ -174,6 +176,11 @@ class Board:
     def set(self, word: Word, value: int) -> None:
         """Write a header word."""
         self._words[word] = value
+
+    def log_level(self, slot: int | None = None) -> int:
+        """Return the level in force for the worker of a slot, or for the router: 10 debug … 40 error."""
+        own = self._words[Word.ROUTER_LOG_LEVEL] if slot is None else self.get_slot(slot, SlotWord.SET_LOG_LEVEL)
+        return own or self._words[Word.LOG_LEVEL]
 
     def get_slot(self, slot: int, word: SlotWord) -> int:
         """Read one word of a slot."""

@@ -100,7 +100,7 @@ def model_specs(config: Config) -> tuple[ModelSpec, ...]:
 def log_spec(config: Config) -> LogSpec:
     """Return [logs] as a process is told it."""
     logs = config.logs
-    return LogSpec(level=logs.level, format=logs.format, file=logs.file, queue_size=logs.queue_size)
+    return LogSpec(**logs.model_dump())
 
 
 def _parsed(source: Path) -> dict[str, Any]:

@@ -206,10 +206,7 @@ def options_findings(options: dict[str, dict[str, Any]]) -> Iterator[Finding]:
 
 
 def _unsupported(document: Document) -> Iterator[Finding]:
-    wishes: list[tuple[str, str, object]] = []
-    if document.logs.fluentd:
-        wishes.append(("logs.fluentd", '""', document.logs.fluentd))
-    wishes += [
+    wishes = [
         (f"model[{i}].fallback", '"none"', model.fallback) for i, model in enumerate(document.model) if model.fallback != "none"
     ]
     for path, expected, found in wishes:

@@ -173,6 +173,7 @@ class Logs(Table):
     format: Literal["json", "console"] = "json"
     file: PathText = ""
     fluentd: Address = ""
+    request_sample: Annotated[float, Field(ge=0, le=1)] = 1.0
     queue_size: Annotated[int, Field(ge=1, le=10_000_000)] = 10000
 
 

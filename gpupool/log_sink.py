@@ -1,38 +1,39 @@
 """A bounded queue and one thread between a program and its log: putting a record never blocks and never raises.
 
-When the queue is full the oldest of the least important records gives way, and what was lost is counted by level and told in one record
-once there is room again. Lines are written whole, several in one write() but never above MAX_LINE_BYTES: that is PIPE_BUF, up to which the
-kernel does not mix the writes of several processes into one pipe.
+What the queue had to give up is counted by level and told in one record once there is room again. Lines are written whole, several in one write() but never above MAX_LINE_BYTES: that is PIPE_BUF, up to which the
+kernel does not mix the writes of several processes into one pipe; into a file, where it never does, they are longer.
 """
 
 from __future__ import annotations
 
-import os
-import select
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final
 
 import orjson
 
-MAX_LINE_BYTES: Final = 4096
-#: How long one write may wait for a full pipe before its record counts as dropped.
-_WRITE_TIMEOUT_MS: Final = 200
-_LINGER_S: Final = 0.002
-_MAX_DEPTH: Final = 8
-_LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+from gpupool.log_file import LogFile
+from gpupool.log_queue import LogQueue, Record
 
-Record = dict[str, Any]
+MAX_LINE_BYTES: Final = 4096
+#: How long records are gathered before they are written: few that come soon out, many at less cost. A process that dies loses that much.
+#: Measured at 17,700 records a second: 4.5 us of CPU a record with the short time alone, 3.9 with both.
+_LINGER_S: Final = 0.002
+_BUSY_LINGER_S: Final = 0.02
+_BUSY: Final = 10
+_MAX_DEPTH: Final = 8
+_AT_A_TIME: Final = 200
 
 
 def render_json(record: Record) -> bytes:
     """Make one JSON line of a record, whatever it holds: NaN becomes null, bytes and odd objects become text, long ones are cut."""
     try:
-        line = orjson.dumps(record, default=_plain, option=orjson.OPT_NON_STR_KEYS)
-    except Exception:  # a lone surrogate, a tuple as a key, an integer beyond 64 bits: the record must still come out
+        line = orjson.dumps(record, default=_plain)
+    except Exception:  # a lone surrogate, a key that is no text, an integer beyond 64 bits: the record must still come out
         line = orjson.dumps(tame(record))
     if len(line) < MAX_LINE_BYTES:
         return line + b"\n"
@@ -87,98 +88,89 @@ def _safe(value: Any) -> str:
 
 def iso(now: float) -> str:
     """ISO 8601 in UTC, of epoch seconds."""
-    return datetime.fromtimestamp(now, UTC).isoformat(timespec="microseconds")
+    seconds, rest = divmod(round(now * 1e6), 1_000_000)
+    return f"{_iso_second(seconds)}.{rest:06}+00:00"
+
+
+@lru_cache(2)
+def _iso_second(seconds: int) -> str:
+    # Thousands of records share a second, and this part costs four times as much as the rest.
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 class LogSink:
     """The queue and its thread.
 
     Args:
-        fd: where lines go; it may be a file, a pipe, a socket or a terminal, blocking or not.
+        out: where lines go, or its descriptor.
         size: how many records may wait.
         render: record to line.
         stamp: fields of every record that the sink itself makes.
     """
 
     def __init__(
-        self, fd: int, *, size: int = 10000, render: Callable[[Record], bytes] = render_json, stamp: Record | None = None
+        self,
+        out: LogFile | int,
+        *,
+        size: int = 10000,
+        render: Callable[[Record], bytes] = render_json,
+        stamp: Record | None = None,
     ) -> None:
-        self._fd = fd
-        self._size = size
+        self._out = LogFile(out) if isinstance(out, int) else out
+        self._queue = LogQueue(size)
         self._render = render
         self._stamp = stamp or {}
-        self._minor: deque[Record] = deque()  # debug, info
-        self._major: deque[Record] = deque()  # warning and above
-        self._lock = threading.Lock()
-        self._filled = threading.Event()
         self._closing = False
-        self._torn = False
-        self._untold: Counter[str] = Counter()
-        self.dropped: Counter[str] = Counter()
+        #: Queue one record: the queue's own, for the one call that a hot path makes.
+        self.put = self._queue.put
+        #: Records lost, by level.
+        self.dropped = self._queue.dropped
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
-
-    def put(self, record: Record) -> None:
-        """Queue one record. O(1), no wait, no exception."""
-        major = _LEVELS.get(record.get("level", "info"), 20) >= 30
-        with self._lock:
-            if len(self._minor) + len(self._major) >= self._size:
-                if not self._minor and not major:
-                    self._lost(record)
-                    return
-                self._lost((self._minor or self._major).popleft())
-            (self._major if major else self._minor).append(record)
-        if not self._filled.is_set():
-            self._filled.set()
 
     def close(self, timeout_s: float = 1.0) -> None:
         """Write what waits, for at most `timeout_s`."""
         self._closing = True
-        self._filled.set()
+        self._queue.filled.set()
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        filled = self._queue.filled
+        written = 0
         while True:
-            self._filled.wait()
+            filled.wait()
             if not self._closing:  # one wake-up for many records: each costs the program's own threads a turn
-                time.sleep(_LINGER_S)
-            self._filled.clear()
-            while self._write_some():
-                pass
+                time.sleep(_LINGER_S if written < _BUSY else _BUSY_LINGER_S)
+            filled.clear()
+            written = 0
+            while some := self._write_some():
+                written += some
             if self._closing:
                 return
 
-    def _write_some(self) -> bool:
-        """Write as many lines as go into one write; False when nothing waited."""
-        if self._untold:
-            self._tell_losses()
-        records: list[Record] = []
-        chunk = b""
-        while record := self._next():
+    def _write_some(self) -> int:
+        """Write some of what waits, several lines at a time; returns how many that were."""
+        if told := self._queue.take_losses():
+            self._tell_losses(told)
+        records = self._queue.take(_AT_A_TIME)
+        begin = size = 0
+        lines: list[bytes] = []
+        most = self._out.write_bytes
+        for n, record in enumerate(records):
             line = self._line(record)
-            if records and len(chunk) + len(line) > MAX_LINE_BYTES:
-                self._write(chunk, records)
-                records, chunk = [], b""
-            records.append(record)
-            chunk += line
-        if records:
-            self._write(chunk, records)
-        return bool(records)
+            if lines and size + len(line) > most:
+                self._write(lines, records[begin:n])
+                begin, size, lines = n, 0, []
+            lines.append(line)
+            size += len(line)
+        if lines:
+            self._write(lines, records[begin:])
+        return len(records)
 
-    def _next(self) -> Record | None:
-        with self._lock:
-            # In order of time, as far as two queues can tell: neither kind waits behind the whole of the other.
-            minor, major = self._minor, self._major
-            if minor and (not major or minor[0].get("time", 0) <= major[0].get("time", 0)):
-                return minor.popleft()
-            return major.popleft() if major else None
-
-    def _tell_losses(self) -> None:
-        with self._lock:
-            told, self._untold = self._untold, Counter()
-        if not self._put(self._render(self._loss_record(told))):
-            with self._lock:
-                self._untold += told
+    def _tell_losses(self, told: Counter[str]) -> None:
+        line = self._render(self._loss_record(told))
+        if self._out.write(line) < len(line):
+            self._queue.put_back_losses(told)
 
     def _line(self, record: Record) -> bytes:
         # Made here and not where the record was: on a hot path the text of an instant costs as much as all the rest.
@@ -187,32 +179,18 @@ class LogSink:
         try:
             return self._render(record)
         except Exception as e:  # one record that cannot be rendered must not end the log
-            return render_json({"event": "log_record_unreadable", "level": "error", **self._stamp, "error": type(e).__name__})
+            now = time.time()
+            return render_json({
+                "time": now, "timestamp": iso(now), "level": "error", "event": "log_record_unreadable", **self._stamp,
+                "error": type(e).__name__,
+            })  # fmt: skip
 
-    def _write(self, chunk: bytes, records: list[Record]) -> None:
-        if not self._put(chunk):
-            with self._lock:
-                for record in records:
-                    self._lost(record)
-
-    def _put(self, lines: bytes) -> bool:
-        """Write whole lines; False when they could not be written (all)."""
-        left = b"\n" + lines if self._torn else lines
-        while left:
-            try:
-                written = os.write(self._fd, left)
-            except BlockingIOError:
-                poll = select.poll()
-                poll.register(self._fd, select.POLLOUT)
-                if not poll.poll(_WRITE_TIMEOUT_MS):
-                    return False
-            except (OSError, ValueError):
-                return False
-            else:
-                # What follows a line that broke off in the middle must begin a line of its own.
-                self._torn = not left[:written].endswith(b"\n")
-                left = left[written:]
-        return True
+    def _write(self, lines: list[bytes], records: list[Record]) -> None:
+        written = self._out.write(b"".join(lines))
+        for line, record in zip(lines, records, strict=True):
+            written -= len(line)
+            if written < 0:
+                self._queue.lose([record])
 
     def _loss_record(self, told: Counter[str]) -> Record:
         now = time.time()
@@ -220,8 +198,3 @@ class LogSink:
             "time": now, "timestamp": iso(now), "level": "warning", "event": "log_records_dropped",
             **self._stamp, "dropped": dict(told),
         }  # fmt: skip
-
-    def _lost(self, record: Record) -> None:
-        level = str(record.get("level", "info"))
-        self.dropped[level] += 1
-        self._untold[level] += 1

@@ -20,9 +20,14 @@ from typing import Any
 
 import structlog
 
-from gpupool.log_sink import LogSink, Record, render_json, tame
+from gpupool.forward import Forwarder
+from gpupool.log_file import LogFile
+from gpupool.log_queue import Record
+from gpupool.log_sink import LogSink, render_json, tame
 from gpupool.spec import LogSpec
 
+#: How long what waits at the end may take to leave.
+_CLOSE_S = 1.0
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
@@ -30,19 +35,23 @@ class Log:
     """What a process logs with: structlog's methods by `log.event.info(...)`, request lines by `log.request(...)`."""
 
     def __init__(self, component: str, spec: LogSpec, **bound: Any) -> None:
-        fd = spec.fd
-        if spec.file:
-            # Not waiting: a named pipe without a reader is refused, and would else hold the start for ever.
-            fd = os.open(spec.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o640)
+        out = LogFile(spec.fd, spec.file)
         self._bound: Record = {"component": component, "pid": os.getpid(), **bound}
         self.level = LEVELS[spec.level]
         #: Shown each event, whatever the level; not request lines.
         self.tap: Callable[[Record], object] | None = None
         render = render_json if spec.format == "json" else render_text
-        self.sink = LogSink(fd, size=spec.queue_size, render=render, stamp=self._bound)
+        self.sink = LogSink(out, size=spec.queue_size, render=render, stamp=self._bound)
         self.event: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
             object(), wrapper_class=structlog.make_filtering_bound_logger(0), processors=[self._emit]
         )
+        self._forwarder: Forwarder | None = None
+        self._put = self.sink.put
+        if spec.fluentd:
+            self._forwarder = Forwarder(
+                spec.fluentd, f"gpupool.{component}", size=spec.queue_size, stamp=self._bound, event=self.event
+            )
+            self._put = self._put_both
 
     def set_level(self, level: int) -> None:
         """Change the level at run time (10 debug … 40 error)."""
@@ -51,12 +60,20 @@ class Log:
     def request(self, fields: Record) -> None:
         """Write the one canonical line of a request. The record is handed over: do not change it afterwards."""
         if self.level <= LEVELS["info"]:
-            self.sink.put({"time": time.time(), "timestamp": "", "level": "info", "event": "request", **self._bound, **fields})
+            self._put({"time": time.time(), "timestamp": "", "level": "info", "event": "request", **self._bound, **fields})
 
     def remember(self, level: str, event: str, **fields: Any) -> None:
         """Show the tap an event that another process has logged."""
         if self.tap is not None:
             self.tap({"time": time.time(), "level": level, "event": event, **fields})
+
+    def close(self) -> None:
+        """Flush both ways, for a bounded time."""
+        if self._forwarder:
+            self._forwarder.end(_CLOSE_S)
+        self.sink.close(_CLOSE_S)
+        if self._forwarder:
+            self._forwarder.join()
 
     def losses(self) -> dict[str, int]:
         """Return how many records of this process found no place in its log, by level; what is sampled away is not among them."""
@@ -64,15 +81,16 @@ class Log:
 
     def forwarding(self) -> dict[str, Any] | None:
         """Return how the Fluentd forward stands (`up`, `sent`, `dropped`, `waiting`), or None where there is none."""
-        return None
+        return self._forwarder.state() if self._forwarder else None
 
     def report(self) -> dict[str, Any]:
         """Return both, as the processes tell them to the supervisor."""
         return {"losses": self.losses(), "forwarding": self.forwarding()}
 
-    def close(self) -> None:
-        """Flush, for a bounded time."""
-        self.sink.close()
+    def _put_both(self, record: Record) -> None:
+        self.sink.put(record)
+        if self._forwarder:
+            self._forwarder.put(record)
 
     def _emit(self, _: Any, method: str, event: Any) -> Any:
         level = {"exception": "error", "warn": "warning", "msg": "info"}.get(method, method)
@@ -83,7 +101,7 @@ class Log:
             if self.tap is not None:
                 self.tap(record)
             if LEVELS.get(level, 50) >= self.level:
-                self.sink.put(record)
+                self._put(record)
         raise structlog.DropEvent
 
 
@@ -133,7 +151,7 @@ class _StdlibHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Turn one stdlib record into an event `library_log`."""
         level = record.levelname.lower()
-        method = getattr(self._log.event, level if level in LEVELS else "error")
+        level = level if level in LEVELS else "error"
         try:
             text = record.getMessage()
         except Exception as e:  # a library's bad format string must not become our fault
@@ -141,7 +159,7 @@ class _StdlibHandler(logging.Handler):
         fields: Record = {"source": record.name, "message": text}
         if record.exc_info and record.exc_info[1]:
             fields["traceback"] = _traceback(record.exc_info[1])
-        method("library_log", **fields)
+        getattr(self._log.event, level)("library_log", **fields)
 
 
 def _uncaught(

@@ -16,6 +16,8 @@ class LogSpec:
     file: str = ""
     fd: int = 2
     queue_size: int = 10000
+    request_sample: float = 1.0  # share of `ok` request lines that are written
+    fluentd: str = ""  # "HOST:PORT" of a forward input beside all that
 
 
 @dataclass(frozen=True, slots=True)

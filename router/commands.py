@@ -11,7 +11,7 @@ from .requests import Request
 
 @dataclass(slots=True)
 class Reply:
-    """Send these frames to a client (its routing id leads), and write the request's one log record. No frames: the client is gone."""
+    """Send these frames to a client (its routing id leads), and write the request's one log record (empty: not in the sample). No frames: the client is gone."""
 
     frames: list[bytes]
     record: dict[str, Any]

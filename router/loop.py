@@ -79,6 +79,8 @@ class Router:
         self._beats = 0
         self._bad_messages = 0
         self._bad_told_at = 0.0
+        self._request_sample = spec.log.request_sample
+        self._sample()
 
     def run(self) -> int:
         """Take over the listeners, serve until the supervisor says stop, and return the exit code."""
@@ -301,6 +303,8 @@ class Router:
                 core.settings(m)
                 if "log_level" in m:
                     self._log.set_level(LEVELS[m["log_level"]])
+                self._request_sample = m.get("request_sample", self._request_sample)
+                self._sample()
             case "drain":
                 core.drain()
             case "undrain":
@@ -354,13 +358,18 @@ class Router:
         if self._core.workers.overflow.configured:
             self._ask_turn()  # pressure is a matter of time, too
         if self._beats % _BEATS_PER_LEVEL == 0:
-            level = self._board.get(Word.LOG_LEVEL)
+            level = self._board.log_level()
             if level != self._log.level and level in LEVELS.values():
                 self._log.set_level(level)
+                self._sample()
         self._supervisor.flush()
         if self._beats % _BEATS_PER_COUNT == 0:
             self._count_descriptors()
             self._door.look_around(time.monotonic())
+
+    def _sample(self) -> None:
+        """Have records of `ok` requests made in the share that the log takes: none where the level lets none pass."""
+        self._core.ledger.replies.sample(self._request_sample if self._log.level <= LEVELS["info"] else 0.0)
 
     def _count_descriptors(self) -> None:
         """Warn before new clients find no descriptor left: libzmq then leaves them waiting without a word."""

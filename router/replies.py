@@ -22,6 +22,9 @@ from .requests import Request
 RETRYABLE: Final[dict[str, bool]] = {"ok": False, **{str(code): code.retryable for code in ErrorCode}}
 _QUOTING: Final = frozenset({ErrorCode.MODEL_ERROR, ErrorCode.INVALID_INPUT})
 _NOTHING: Final = Result(0, "")
+_MASK: Final = (1 << 64) - 1
+#: 2^64 by the golden ratio: multiples of it, modulo 2^64, fall evenly over the range whatever regular steps tickets come in.
+_GOLDEN: Final = 0x9E37_79B9_7F4A_7C15
 
 
 class Replies:
@@ -32,6 +35,11 @@ class Replies:
         self._names = [(m.name, m.version) for m in models]
         self._pack = msgpack.Packer().pack
         self.latencies = Latencies(len(self._names))
+        self._sampled_below = 1 << 64
+
+    def sample(self, share: float) -> None:
+        """Make records for this share (0 to 1) of the requests that end `ok`, and for all others. Which ones is decided by the ticket."""
+        self._sampled_below = int(share * (1 << 64))
 
     def finished(
         self,
@@ -71,6 +79,11 @@ class Replies:
             header["worker"] = slot
             if slot >= self._overflow_from:
                 header["overflow"] = True
+        frames = [request.client, b""] if request.delimiter else [request.client]
+        # Before the record is made: that is a quarter of what is done here (0.6 of 2.5 µs), and writing it costs more than all of it.
+        # What was run again always has its line: there is something to explain.
+        if code == "ok" and request.attempts < 2 and (request.ticket * _GOLDEN & _MASK) >= self._sampled_below:
+            return Reply([*frames, self._pack(header), *(r.frames or (b"",))], {})
         record = {
             "request_id": text_of(request.id), "client": client_name(request.client), "ticket": request.ticket, "model": name,
             "worker": slot, "incarnation": request.incarnation, "code": code, "attempts": request.attempts, "batch_size": r.batch_size,
@@ -81,7 +94,6 @@ class Replies:
             record["overflow"] = True
         if request.tenant.name:
             record["user"] = request.tenant.name
-        frames = [request.client, b""] if request.delimiter else [request.client]
         if code == "ok":
             record["output_bytes"] = sum(map(len, r.frames))
             frames.append(self._pack(header))

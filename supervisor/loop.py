@@ -10,11 +10,12 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from gpupool.board import Board, SlotRecord, SlotWord, Word
+from gpupool.config import log_spec
 from gpupool.logs import LEVELS, Log
 from gpupool.spec import LogSpec
 
@@ -25,6 +26,7 @@ from .cards.topology import cores_of, cpus_of, threads_per_worker
 from .children import Children
 from .control import ControlServer
 from .kept import Kept, KeptSlot
+from .log_levels import LogLevels
 from .log_place import journal_unit, log_file
 from .memory_watch import MemoryWatch
 from .metrics import Counts, page
@@ -82,7 +84,8 @@ class Supervisor:
         self.devices = devices
         self._instance, self._listeners = instance, listeners
         self._board = Board.create(len(devices))
-        self._board.set(Word.LOG_LEVEL, log.level)
+        self.log_levels = LogLevels(config.logs.level)
+        self.set_log_levels()
         self._token = secrets.token_hex(16)
         self._events: deque[ev.Event] = deque()
         #: Shown each event with the commands that followed, after they were carried out.
@@ -223,6 +226,9 @@ class Supervisor:
         records = self.records()
         self.feed(ev.Tick(records, late_s, self._board.get(Word.ROUTER_BEAT_NS) / 1e9))
         self._memory.tick(records, now)
+        if over := self.log_levels.expire(now):
+            self.set_log_levels()
+            self.log.event.info("log_levels_back", components=over, level=self.log_levels.configured)
         if now >= self._books_due and self._router_answers:
             self._books_due = now + _BOOKS_EVERY_S
             self.children.fetch_books()
@@ -239,7 +245,7 @@ class Supervisor:
         near = cpus_of(device.bus, os.sched_getaffinity(0)) if device.bus else None
         spec = worker_spec_from(
             self.config, runtime=self._instance.runtime, slot=slot, incarnation=incarnation, token=self._token,
-            device=device, log=self.log_spec(), cpus=near,
+            device=device, log=self.log_spec(slot), cpus=near,
         )  # fmt: skip
         environment = {
             **thread_environment(self._threads(near), os.environ), **allocator_environment(self.config), **device.environment(),
@@ -258,7 +264,7 @@ class Supervisor:
 
     def _spawn_router(self, epoch: int, reason: str) -> None:
         spec = router_spec_from(
-            self.config, listeners=self._listeners, epoch=epoch, token=self._token, slots=len(self.devices), overflow=self._overflow, log=self.log_spec(),
+            self.config, listeners=self._listeners, epoch=epoch, token=self._token, slots=len(self.devices), overflow=self._overflow, log=self.log_spec("router"),
         )  # fmt: skip
         self.children.spawn_router(spec, reason)
 
@@ -305,11 +311,19 @@ class Supervisor:
         """The board as it reads now."""
         return [self._board.read(slot) for slot in range(self._board.slots)]
 
-    def log_spec(self) -> LogSpec:
-        """How children log: as we do now."""
-        level = next(name for name, value in LEVELS.items() if value == self.log.level)
-        logs = self.config.logs
-        return LogSpec(level=level, format=logs.format, file=logs.file, fd=self.children.log_fd, queue_size=logs.queue_size)
+    def log_spec(self, component: str | int | None = None) -> LogSpec:
+        """How a child logs: the router, the worker of a slot, or another one."""
+        level = self.config.logs.level if component is None else self.log_levels.of(component)
+        return replace(log_spec(self.config), level=level, fd=self.children.log_fd)
+
+    def set_log_levels(self) -> None:
+        """Put the levels in force: ours at once, those of the others over the board."""
+        levels = self.log_levels
+        self.log.set_level(LEVELS[levels.of("supervisor")])
+        self._board.set(Word.LOG_LEVEL, LEVELS[levels.of("worker")])
+        self._board.set(Word.ROUTER_LOG_LEVEL, LEVELS[levels.of("router")])
+        for slot in range(self._board.slots):
+            self._board.set_slot(slot, SlotWord.SET_LOG_LEVEL, LEVELS[levels.of(slot)])
 
     def child(self, slot: int) -> Child | None:
         """The process that is in a slot now."""
@@ -356,13 +370,14 @@ class Supervisor:
         )
         taken = self.children.last_books_at
         status["router"]["books_age_s"] = None if taken is None else round(now - taken, 3)
-        return {**status, "log_records_dropped": drops}
+        logs = {**self.log_levels.document(now), "supervisor": self.log.report()}
+        return {**status, "log_records_dropped": drops, "logs": logs}
 
     def apply(self, config: Config) -> None:
         """Put a configuration into force everywhere that differs from the present one in live keys only."""
         self.config, self.generation, self.last_reload_error = config, self.generation + 1, None
-        self.log.set_level(LEVELS[config.logs.level])
-        self._board.set(Word.LOG_LEVEL, self.log.level)
+        self.log_levels.configured = config.logs.level
+        self.set_log_levels()
         self._memory.set_policy(leak_policy_from(config))
         self.feed(ev.PolicyChanged(policy_from(config)))
         r = config.router
@@ -371,6 +386,7 @@ class Supervisor:
             "t": "settings", "max_pending": r.max_pending, "max_pending_bytes": r.max_pending_bytes,
             "max_client_share": r.max_client_share, "target_delay_ms": r.target_delay_ms,
             "default_timeout_ms": r.default_timeout_ms, "policy": r.policy, "batching": batching,
+            "request_sample": config.logs.request_sample,
             "clients": {name: asdict(client) for name, client in clients_from(config).items()},
         })  # fmt: skip
         self.children.tell_workers({"t": "settings", "batching": batching, "memory": asdict(memory_from(config))})

@@ -21,7 +21,7 @@ LIVE: Final = (
     "supervision.heartbeat_timeout_s", "supervision.stop_timeout_s", "supervision.restart_delays_s", "supervision.stable_after_s",
     "supervision.max_restarts", "supervision.restart_period_s", "supervision.load_timeout_s",
     "supervision.leak_", "supervision.recycle_",
-    "batching.", "memory.empty_cache_above", "memory.start_fraction", "memory.cpu_limit_bytes", "degrade", "logs.level",
+    "batching.", "memory.empty_cache_above", "memory.start_fraction", "memory.cpu_limit_bytes", "degrade", "logs.level", "logs.request_sample",
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from . import drill
 from . import events as ev
 from .control import Refused, Verb
 from .devices import DeviceError, choose
+from .log_levels import COMPONENTS, LEVELS
 from .reload import contradictions, difference, merged
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ _MAX_DRILL_S: Final = 3600.0
 #: How long a snapshot may trace, and how long its taking may last when the asker does not say.
 _MAX_TRACE_S: Final = 3600.0
 _TAKING_S: Final = 120.0
+#: How long another log level holds when the asker does not say (debug is easily forgotten), and at the most.
+_LEVEL_S: Final = 600.0
+_MAX_LEVEL_S: Final = 86400.0
 
 
 class Verbs:
@@ -41,6 +45,7 @@ class Verbs:
             "status": self._status, "drain": self._drain, "resume": self._resume, "restart": self._restart, "reload": self._reload,
             "release": self._release,
             "drill": self._drill, "clear_poison": self._clear_poison, "snapshot": self._snapshot, "events": self._events,
+            "log_level": self._log_level,
         }  # fmt: skip
 
     async def _status(self, _: dict[str, Any], __: Peer) -> Any:
@@ -93,6 +98,25 @@ class Verbs:
         if prefix and not answer["cleared"]:
             raise Refused("unknown_hash", f"no refused request has a hash that begins with {prefix}")
         return {"cleared": answer["cleared"]}
+
+    async def _log_level(self, args: dict[str, Any], peer: Peer) -> Any:
+        s = self._supervisor
+        component, level, for_s = str(args.get("component")), args.get("level"), args.get("for_s", _LEVEL_S)
+        if level not in (*LEVELS, "default"):
+            raise Refused("bad_request", f"level: expected one of {', '.join(LEVELS)}, default")
+        if not isinstance(for_s, int | float) or not 0 <= for_s <= _MAX_LEVEL_S:
+            raise Refused("bad_request", f"for_s: expected a number of seconds from 0 (it stays) to {_MAX_LEVEL_S:g}")
+        target = component if component in COMPONENTS else self._level_slot(component)
+        s.log.event.info("asked", verb="log_level", target=component, to=level, for_s=for_s, uid=peer[0], by=peer[1])
+        s.log_levels.ask(target, str(level), time.monotonic(), for_s)
+        s.set_log_levels()
+        return s.log_levels.document(time.monotonic())
+
+    def _level_slot(self, component: str) -> int:
+        try:
+            return self._slot(component)
+        except Refused as refused:
+            raise Refused("unknown_component", f"{refused.message}; and {', '.join(COMPONENTS)}") from None
 
     async def _drill(self, args: dict[str, Any], peer: Peer) -> Any:
         s = self._supervisor

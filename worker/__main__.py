@@ -74,10 +74,11 @@ class Worker:
         )  # fmt: skip
         self.preparers = Preparers(())
         self.beat = Beat(
-            inherited.board, self.record, self.log, interval_s=spec.heartbeat_interval_s, epoch_changed=self.link.wake,
+            inherited.board, self.record, self.log, slot=spec.slot, interval_s=spec.heartbeat_interval_s, epoch_changed=self.link.wake,
             busy_since=self.busy_since, piece_timeout_s=spec.batch_timeout_s,
         )  # fmt: skip
         self.report = Report(inherited.channel, self.log)
+        self.report.add("log", self.log.report)
 
     def run(self) -> NoReturn:
         """Do all of it; returns never."""

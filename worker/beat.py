@@ -37,12 +37,14 @@ class Beat:
         record: Record,
         log: Log,
         *,
+        slot: int,
         interval_s: float,
         epoch_changed: Callable[[], None],
         busy_since: Callable[[], Mapping[str, float]],
         piece_timeout_s: float,
     ) -> None:
         self._board = board
+        self._slot = slot
         self._record = record
         self._log = log
         self._interval_s = interval_s
@@ -79,7 +81,7 @@ class Beat:
         if epoch != self._epoch:
             self._epoch = epoch
             self._epoch_changed()
-        level = self._board.get(Word.LOG_LEVEL)
+        level = self._board.log_level(self._slot)
         if level != self._level:
             self._level = level
             if level in _LEVELS:  # 0 means: as in the spec

@@ -18,6 +18,7 @@ from .drill import drill
 from .events import events
 from .explain import explain
 from .keygen import keygen
+from .log_level import log_level
 from .output import Failure, report
 from .poison import app as poison
 from .serve import check_config, serve
@@ -42,6 +43,7 @@ for command in (
     events,
     explain,
     keygen,
+    log_level,
     snapshot,
 ):
     app.command(command.__name__.replace("_", "-"))(command)

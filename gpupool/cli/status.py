@@ -78,7 +78,8 @@ def layout(document: Mapping[str, Any]) -> Group:
         cells.append(Text(_why(worker)))
         cells[1].stylize(_STATE_STYLE.get(worker["state"], "yellow"))
         table.add_row(*cells)
-    return Group(Text(_pool_line(document["pool"])), Text(_router_line(document.get("router") or {})), table)
+    lines = [_pool_line(document["pool"]), _router_line(document.get("router") or {}), *_log_lines(document.get("logs") or {})]
+    return Group(*map(Text, lines), table)
 
 
 #: Heading, where it stands in a worker's entry, unit.
@@ -131,6 +132,16 @@ def _router_line(router: Mapping[str, Any]) -> str:
         f"router: {router.get('state')} at {', '.join(router.get('bind') or ['?'])}; pending {router.get('pending')}, "
         f"in flight {router.get('in_flight')}; accepted {router.get('accepted_total')}, replied: {replies}{poisoned}"
     )
+
+
+def _log_lines(logs: Mapping[str, Any]) -> list[str]:
+    """Log levels that are not as configured: they cost, and are easily forgotten."""
+    asked = [
+        f"{wish['component']} {wish['level']} "
+        + ("until further notice" if wish["for_s"] is None else f"for {wish['for_s']:.0f} s")
+        for wish in logs.get("asked", ())
+    ]
+    return [f"log level: {', '.join(asked)}"] if asked else []
 
 
 def _cell(worker: Mapping[str, Any], path: str, unit: str) -> str:

@@ -24,6 +24,7 @@ from demonstrations import (
     held_bytes,
     leak,
     leak_watch,
+    logging,
     low_high,
     memory,
     objective,
@@ -59,6 +60,7 @@ ALL: Final[dict[str, tuple[Show, float, float]]] = {
     "objective": (objective.show, 40.0, 16.0),
     "alarms": (alarms.show, 130.0, 20.0),
     "scrapes": (scrapes.show, 100.0, 5.0),
+    "logging": (logging.show, 60.0, 20.0),
 }
 
 

@@ -169,7 +169,8 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
         "router.curve.clients.a b.[key]",
         "of the form",
     ),
-    "Fluentd": ('[logs]\nfluentd = "localhost:24224"', "logs.fluentd", "not supported yet"),
+    "Fluentd without a port": ('[logs]\nfluentd = "localhost"', "logs.fluentd", "with a port"),
+    "more request lines than there are": ("[logs]\nrequest_sample = 1.5", "logs.request_sample", "at most 1"),
     "memory below any worker": ("[memory]\ncpu_limit_bytes = 1000", "memory.cpu_limit_bytes", "at least 134217728"),
     "one port twice": ('[http]\nbind = "127.0.0.1:5555"', "http.bind", "another port than router.bind's"),
     "a leak window shorter than its cells": (
@@ -239,7 +240,7 @@ def test_one_mistake_hides_no_other(folder: Path) -> None:
         heartbeat_interval_s = 3
         load_timeout_s = false
         [logs]
-        fluentd = "a:1"
+        fluentd = "a"
     """
     model = '[[model]]\nname = 1\nhandler = "toys:Echo"\n[[model]]\nname = "b"\nhandler = "toys:Ecko"\n'
 

@@ -6,12 +6,14 @@ import json
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpupool.log_file import LogFile
 from gpupool.log_sink import MAX_LINE_BYTES, LogSink, render_json
 
 
@@ -143,3 +145,68 @@ def test_a_full_pipe_that_does_not_block_is_waited_for_within_bounds() -> None:
     os.close(write_end)
     reader.join(10.0)
     assert len([r for r in records if "n" in r]) + sink.dropped["info"] == 60
+
+
+def test_a_file_that_is_rotated_under_load_keeps_every_line_once(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    sink = LogSink(LogFile(-1, str(path)))
+    written = 0
+    for turn in range(2):
+        inode = path.stat().st_ino
+        path.rename(tmp_path / f"log.{turn}")
+        if turn:  # logrotate's `create`, before that its `nocreate`
+            path.touch(0o640)
+        end = time.monotonic() + 10.0
+        while not (path.exists() and path.stat().st_ino != inode and path.stat().st_size):
+            assert time.monotonic() < end, "the new file is not written to"
+            for _ in range(100):
+                sink.put({**BASE, "n": written})
+                written += 1
+            time.sleep(0.002)
+    sink.close(10.0)
+
+    lines = [json.loads(line)["n"] for file in tmp_path.iterdir() for line in file.read_text().splitlines()]
+    assert sorted(lines) == list(range(written))
+    assert not sink.dropped
+
+
+def test_a_file_in_a_folder_that_is_gone_is_written_on_and_taken_up_again(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    file = LogFile(-1, str(folder / "log"))
+    folder.rename(tmp_path / "away")
+    file._look()
+    assert file.write(b"one\n")
+
+    folder.mkdir()
+    file._look()
+    assert file.write(b"two\n")
+
+    assert (tmp_path / "away" / "log").read_text() == "one\n"
+    assert (folder / "log").read_text() == "two\n"
+
+
+def test_a_disk_that_was_full_is_written_to_again(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.symlink_to("/dev/full")
+    sink = LogSink(LogFile(-1, str(path)))
+    sink.put({**BASE, "n": 0})
+    end = time.monotonic() + 10.0
+    while not sink.dropped["info"]:
+        assert time.monotonic() < end, "no record was lost to a full disk"
+        time.sleep(0.002)
+
+    path.unlink()  # as if there were room again: the next failed write finds the new file
+    written = 1
+    while not path.exists():
+        assert time.monotonic() < end, "the file was not opened again"
+        sink.put({**BASE, "n": written})
+        written += 1
+        time.sleep(0.002)
+    sink.put({**BASE, "n": "last"})
+    sink.close(10.0)
+
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [r["n"] for r in records if "n" in r][-1] == "last"
+    assert sum(r["dropped"]["info"] for r in records if r["event"] == "log_records_dropped") == sink.dropped["info"]
+    assert sink.dropped["info"] + sum("n" in r for r in records) == written + 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gpupool import wire
 from gpupool.errors import ErrorCode
 from gpupool.link import Result
@@ -80,3 +82,30 @@ def test_reasons_of_redispatch_are_bounded() -> None:
     assert accounts.redispatched.total() == 1000
     assert len(accounts.redispatched) <= 65
     assert accounts.redispatched["other"] == 936
+
+
+@pytest.mark.parametrize(("share", "step"), [(0.1, 1), (0.1, 10), (0.5, 2), (0.01, 7)])
+def test_the_sample_holds_its_share_whatever_steps_tickets_come_in(share: float, step: int) -> None:
+    replies = Replies([ModelSpec("m")], 8)
+    replies.sample(share)
+
+    records = 0
+    for n in range(10_000):
+        made = Request(b"client", TENANT, "id", 1, 10.0, 40.0, (b"body",), 4)
+        made.ticket = n * step
+        records += bool(replies.finished(made, "ok", 11.0, result=Result(n, "ok", frames=(b"b",))).record)
+
+    assert abs(records - share * 10_000) <= 10
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_only_records_of_ok_requests_are_sampled(share: float) -> None:
+    replies = Replies([ModelSpec("m")], 8)
+    replies.sample(share)
+
+    good = replies.finished(request(), "ok", 11.0, result=Result(7, "ok", frames=(b"b",)))
+    bad = replies.finished(request(), "worker_lost", 11.0, message="lost")
+
+    assert bool(good.record) is (share == 1.0)
+    assert good.frames[2] == b"b"
+    assert bad.record["code"] == "worker_lost"

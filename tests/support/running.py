@@ -78,6 +78,7 @@ options = {{ {options} }}
         )
         self.env = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parents[1]}", "TOY_LOG": str(self.toy_log), **(env or {})}
         self.process: subprocess.Popen[bytes] | None = None
+        self.stderr: int | None = None  # a descriptor for it, instead of a file
 
     def write(self, config: str) -> None:
         """Write the configuration file."""
@@ -85,8 +86,11 @@ options = {{ {options} }}
 
     def start(self, *, ready: bool = True) -> RunningPool:
         """Start `serve`, and wait until all workers are ready."""
-        with (self.folder / "out").open("ab") as out, (self.folder / "err").open("ab") as err:
-            self.process = subprocess.Popen([*GPUPOOL, "serve", "-c", str(self.file)], env=self.env, stdout=out, stderr=err)
+        with (self.folder / "out").open("ab") as out, (self.folder / "err").open("ab") as file:
+            command = [*GPUPOOL, "serve", "-c", str(self.file)]
+            self.process = subprocess.Popen(
+                command, env=self.env, stdout=out, stderr=file if self.stderr is None else self.stderr
+            )
         if ready:
             self.wait(lambda s: s["pool"]["ready"] and not s["pool"]["degraded"])
         return self

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from support.log_lines import check
 from support.running import until
 from support.systemd_service import CONFIG, GPUPOOL, UNIT, Service
 
@@ -117,7 +118,7 @@ def test_started_means_serving_and_the_status_text_says_so(service: Service) -> 
 def test_every_line_in_the_journal_is_one_json_value(service: Service) -> None:
     service.systemctl("start")
     lines = [entry["MESSAGE"] for entry in service.journal() if entry["SYSLOG_IDENTIFIER"] == "gpupool"]
-    assert "pool_ready" in {json.loads(line)["event"] for line in lines}
+    assert "pool_ready" in {check(line).event for line in lines}
 
 
 def test_a_worker_finds_itself_fenced_in(service: Service) -> None:
