@@ -10,7 +10,7 @@ from typing import Any
 
 from gpupool.journal import KEPT, LEVELS, Wanted
 from gpupool.journal_file import JournalFile, link, read
-from gpupool.log_sink import Record
+from gpupool.log_queue import Record
 from gpupool.logs import Log
 
 from .control import Refused

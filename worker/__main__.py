@@ -169,7 +169,6 @@ class Worker:
         record.phase(Phase.IDLE)
         backlog.refresh()
         self.report.add("memory", self.memory.report)
-        self.report.add("log", self.log.report)
         self.report.add("batching", lambda: backlog.report([m.spec.name for m in models]))
         self.beat.each_time = backlog.refresh
         names = [{"name": m.spec.name, "version": m.spec.version} for m in models]

@@ -61,6 +61,7 @@ def _in(tree: ast.AST) -> Iterator[tuple[set[str], str, set[str]]]:
             names = [word for word in words if word not in LEVELS][: len(texts[0])]
         elif called in ("_event", "Event") and len(texts) > 1:
             levels, names = set(texts[0]), texts[1]
+            fields -= {"told"}  # whether the supervisor is told too
         else:
             continue
         for name in names:
