@@ -12,7 +12,8 @@ from typing import Any, Final
 import orjson
 
 from gpupool.journal import KEPT, LEVELS, Wanted, newest, number
-from gpupool.log_queue import Record, render_json
+from gpupool.log_queue import Record
+from gpupool.log_sink import render_json
 
 #: Bytes of events in one answer; the newest count.
 MAX_ANSWER_BYTES: Final = 1 << 20
