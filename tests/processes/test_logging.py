@@ -26,7 +26,7 @@ def test_every_line_of_a_pool_under_faults_is_as_documented_and_reaches_fluentd(
     with pool.client() as client:
         # Levels: by component, seen in its lines and in the status document, falling back by themselves.
         assert pool.cli("log-level", "0", "debug").returncode == 0
-        assert pool.cli("log-level", "router", "warning", "--for", "0.1").returncode == 0
+        assert pool.cli("log-level", "supervisor", "warning", "--for", "0.1").returncode == 0
         assert pool.cli("log-level", "pump", "debug").returncode == 1
         assert pool.cli("log-level", "router", "loud").returncode == 1
         for _ in until(10.0):
@@ -37,7 +37,7 @@ def test_every_line_of_a_pool_under_faults_is_as_documented_and_reaches_fluentd(
         status = pool.wait(lambda s: len(s["logs"]["asked"]) == 1)
         assert status["logs"]["asked"][0]["component"] == "worker 0"
         assert 500 < status["logs"]["asked"][0]["for_s"] <= 600
-        assert pool.records("log_levels_back")[0]["components"] == ["router"]
+        assert pool.records("log_levels_back")[0]["components"] == ["supervisor"]
 
         # Faults: each told in lines of the form, none with what the sample held.
         for n in range(20):

@@ -26,6 +26,7 @@ class ForwardReceiver:
         self.chunks: list[str] = []  # ids as they came, repeats too
         self.problems: list[str] = []
         self.connections = 0
+        self._closed = threading.Event()
         self._open: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", port))
         self.port: int = self._listener.getsockname()[1]
@@ -44,6 +45,7 @@ class ForwardReceiver:
 
     def close(self) -> None:
         """Die: all connections are cut."""
+        self._closed.set()
         for one in (self._listener, *self._open):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
@@ -67,18 +69,22 @@ class ForwardReceiver:
     def _serve(self, connection: socket.socket) -> None:
         unpacker = msgpack.Unpacker(strict_map_key=True)
         with contextlib.suppress(OSError):
-            while True:
+            while not self._closed.is_set():
                 if self.mode == "hole":
-                    time.sleep(0.02)
+                    self._closed.wait(0.02)
                     continue
                 data = connection.recv(6400 if self.mode == "slow" else 65536)
                 if not data:
                     return
                 if self.mode == "slow":
-                    time.sleep(0.1)
-                unpacker.feed(data)
-                for message in unpacker:
-                    self._take(connection, message)
+                    self._closed.wait(0.1)
+                try:
+                    unpacker.feed(data)
+                    for message in unpacker:
+                        self._take(connection, message)
+                except (ValueError, msgpack.UnpackException) as e:
+                    self.problems.append(f"{type(e).__name__}: {e}")
+                    return
 
     def _take(self, connection: socket.socket, message: Any) -> None:
         try:
