@@ -66,7 +66,7 @@ class Replies:
             if slot >= self._overflow_from:
                 header["overflow"] = True
         record = {
-            "request_id": _text(request.id), "client": client_name(request.client), "ticket": request.ticket, "model": name,
+            "request_id": text_of(request.id), "client": client_name(request.client), "ticket": request.ticket, "model": name,
             "worker": slot, "code": code, "attempts": request.attempts, "batch_size": r.batch_size,
             "input_bytes": request.size, "output_bytes": 0, "length": r.length, "pending_ms": pending, "queue_ms": queue,
             "preprocess_ms": preprocess, "forward_ms": forward, "postprocess_ms": postprocess, "total_ms": total,
@@ -104,7 +104,7 @@ class Replies:
         header: dict[str, Any] = {"v": VERSION, "code": code, "retryable": RETRYABLE[code], "message": message}
         header |= {name: value for name, value in optional.items() if value is not None}
         record = {
-            "request_id": _text(request_id), "client": client_name(client), "code": code, "attempts": 0, "batch_size": 0,
+            "request_id": text_of(request_id), "client": client_name(client), "code": code, "attempts": 0, "batch_size": 0,
             "input_bytes": input_bytes, "output_bytes": 0, "message": message,
         }  # fmt: skip
         return Reply([*_envelope(client, delimiter=delimiter), self._pack(header), b""], record)
@@ -122,7 +122,8 @@ def client_name(client: bytes) -> str:
     return client[-8:].hex()
 
 
-def _text(request_id: RequestId | None) -> str | None:
+def text_of(request_id: RequestId | None) -> str | None:
+    """Name a request in the log and in a trace."""
     return request_id.hex() if isinstance(request_id, bytes) else request_id
 
 

@@ -241,7 +241,7 @@ class Supervisor:
 
     def _spawn_router(self, epoch: int, reason: str) -> None:
         spec = router_spec_from(
-            self.config, listeners=self._listeners, epoch=epoch, token=self._token, slots=len(self.devices), overflow=self._overflow, log=self.log_spec(),
+            self.config, listeners=self._listeners, epoch=epoch, token=self._token, devices=self.devices, overflow=self._overflow, log=self.log_spec(),
         )  # fmt: skip
         self.children.spawn_router(spec, reason)
 
@@ -349,7 +349,7 @@ class Supervisor:
         self.children.tell_router({
             "t": "settings", "max_pending": r.max_pending, "max_pending_bytes": r.max_pending_bytes,
             "max_client_share": r.max_client_share, "target_delay_ms": r.target_delay_ms,
-            "default_timeout_ms": r.default_timeout_ms, "policy": r.policy, "batching": batching,
+            "default_timeout_ms": r.default_timeout_ms, "policy": r.policy, "batching": batching, "trace_sample": config.traces.sample,
             "clients": {name: asdict(client) for name, client in clients_from(config).items()},
         })  # fmt: skip
         self.children.tell_workers({"t": "settings", "batching": batching, "memory": asdict(memory_from(config))})
