@@ -147,7 +147,7 @@ class Ledger:
         sent = request.sent if request.state is State.IN_FLIGHT else 0.0
         done = () if result is None else (result.batch_size, result.preprocess_s, result.forward_s, result.marks)
         self.commands.append(Export(Finished(
-            trace, text_of(request.id) or "", self._names[request.model], self._versions[request.model], request.slot, code,
+            trace, text_of(request.id) or "", self._names[request.model], self._versions[request.model], request.slot, str(code),
             request.attempts, request.rows, request.priority, request.size, request.arrived, sent, now, *done,
         )))  # fmt: skip
 

@@ -10,9 +10,10 @@ import msgpack
 
 from gpupool import link, wire
 from gpupool.link import Hello, Result
-from gpupool.router.commands import Event, Quit, Reply, SendTickets, SendWork, Tell
+from gpupool.router.commands import Event, Export, Quit, Reply, SendTickets, SendWork, Tell
 from gpupool.router.core import Core
 from gpupool.router.requests import Request
+from gpupool.router.tracing import Finished
 from gpupool.spec import BatchingSpec, ModelSpec, RouterSpec
 
 TOKEN = "t"
@@ -43,6 +44,7 @@ class RouterWorld:
         self.welcomed: list[bytes] = []
         self.told: list[dict[str, Any]] = []
         self.events: list[str] = []
+        self.exported: list[Finished] = []
         self.quit = False
         self.unreachable: set[bytes] = set()
 
@@ -70,6 +72,8 @@ class RouterWorld:
                         self.told.append(message)
                     case Event(_, name, _):
                         self.events.append(name)
+                    case Export(finished):
+                        self.exported.append(finished)
                     case Quit():
                         self.quit = True
             self.core.dispatch(self.now)
