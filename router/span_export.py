@@ -126,7 +126,7 @@ class SpanExport:
             self._log.event.info("traces_sent_again", **self.stats())
         elif not took:
             self._failing = True
-            self._tell("traces_not_taken", endpoint=self._spec.endpoint, **self.stats())
+            self._tell("traces_not_taken", **self.stats())
 
     def _tell(self, name: str, **fields: object) -> None:
         if (now := time.monotonic()) >= self._told_at + _TELL_EVERY_S:

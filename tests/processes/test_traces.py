@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from support.otlp_receiver import OtlpReceiver, Span
-from support.running import FAST, RunningPool
+from support.running import FAST, RunningPool, until
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 pytestmark = pytest.mark.processes
@@ -90,6 +90,7 @@ def test_spans_tell_the_whole_way_of_a_request(make_pool: MakePool) -> None:
         assert b"pay104d" not in receiver.raw
         stats = pool.wait(lambda s: s["router"]["traces"]["waiting"] == 0)["router"]["traces"]
         assert stats == {"sent": 6, "dropped": 0, "waiting": 0, "malformed": 1, "unheeded": 0}
+        assert any(len(pool.records("request")) == 8 for _ in until(10.0))  # the log has a thread of its own
         records = {r["request_id"]: r for r in pool.records("request")}
         assert {n for n, r in records.items() if r.get("trace_id") == TRACE} == {*roots, "unflagged"}
         assert "s3cr3t" not in pool.text() + json.dumps(pool.status())
@@ -112,3 +113,4 @@ def test_a_collector_that_never_answers_costs_no_request(make_pool: MakePool) ->
         pool.close()
         assert pool.process is not None
         assert pool.process.returncode == 0
+        assert not pool.records("library_log")  # it is told in our own words, and seldom
