@@ -20,12 +20,26 @@ from pydantic_core import ErrorDetails
 
 from gpupool.config_checks import batching_of, findings, followed, options_findings
 from gpupool.config_errors import ConfigError, ConfigErrors, Location, explain, key_path
-from gpupool.config_schema import Batching, Curve, Degrade, Document, Http, Logs, Memory, Model, Pool, Router, Supervision
+from gpupool.config_schema import (
+    Batching,
+    Curve,
+    Degrade,
+    Document,
+    Http,
+    Logs,
+    Memory,
+    Model,
+    Pool,
+    Router,
+    Supervision,
+    Traces,
+)
 from gpupool.handler_source import handler_problem
 from gpupool.keys import KeyFileError, is_key, read_secret
 from gpupool.manifest import read_manifest
 from gpupool.paths import ENV_DIR, MAX_SOCKET_PATH, RuntimeDir, default_runtime_dir
 from gpupool.spec import BatchingSpec, LogSpec, ModelSpec
+from gpupool.trace_headers import HeadersError, exporter_missing, read_headers
 
 __all__ = ["Config", "ConfigError", "ConfigErrors", "load_config", "log_spec", "model_specs"]
 
@@ -51,6 +65,7 @@ class Config:
     model: tuple[Model, ...]
     http: Http
     logs: Logs
+    traces: Traces
     specs: tuple[ModelSpec, ...]
 
     @property
@@ -193,7 +208,7 @@ def _within(inner: str, outer: str) -> bool:
 
 def _resolved(document: Document, folder: Path) -> Document:
     """Make paths absolute and let defaults follow their limits."""
-    pool, router, logs = document.pool, document.router, document.logs
+    pool, router, logs, traces = document.pool, document.router, document.logs, document.traces
     runtime = os.environ.get(ENV_DIR, "")
     if runtime:
         runtime = str(Path(runtime).absolute())
@@ -210,6 +225,9 @@ def _resolved(document: Document, folder: Path) -> Document:
             "router": router.model_copy(update={"bind": bind, "curve": curve, **followed(router, router.model_dump())}),
             "batching": document.batching.model_copy(update=followed(document.batching, document.batching.model_dump())),
             "logs": logs.model_copy(update={"file": str(folder / logs.file) if logs.file else ""}),
+            "traces": traces.model_copy(
+                update={"headers_file": str(folder / traces.headers_file) if traces.headers_file else ""}
+            ),
             "model": tuple(m.model_copy(update={"path": str(folder / m.path) if m.path else ""}) for m in document.model),
         }
     )
@@ -226,6 +244,19 @@ def _surroundings(tables: Document) -> Iterator[ConfigError]:
     yield from _keys(tables.router.curve)
     if tables.logs.file and not Path(tables.logs.file).parent.is_dir():
         yield ConfigError("logs.file", "a file in an existing folder", tables.logs.file)
+    yield from _traces(tables.traces)
+
+
+def _traces(traces: Traces) -> Iterator[ConfigError]:
+    """Yield what keeps spans from being exported: a library that is not installed, headers that cannot be read."""
+    if traces.endpoint and (missing := exporter_missing()):
+        hint = "pip install 'gpupool[traces]'"
+        yield ConfigError("traces.endpoint", '"", for the extra "traces" is not installed', f"no {missing} here", hint)
+    if traces.headers_file:
+        try:
+            read_headers(traces.headers_file)
+        except HeadersError as e:
+            yield ConfigError("traces.headers_file", 'lines of "Name: value" in a file that only its owner may read', str(e))
 
 
 def _keys(curve: Curve | None) -> Iterator[ConfigError]:

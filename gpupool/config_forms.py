@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from gpupool.config_errors import malformed
 
@@ -110,6 +111,25 @@ def parse_address(value: Any) -> str:
         if _is_host(host) and _is_port(port):
             return value
     raise malformed('"HOST:PORT" with a port up to 65535, or "" for none')
+
+
+def parse_url(value: Any) -> str:
+    """Check a URL of HTTP, or "" for none. A password in it would stand in every place that shows the configuration."""
+    if value == "":
+        return ""
+    form = 'a URL like "http://127.0.0.1:4318/v1/traces", or "" for none'
+    if not isinstance(value, str) or not re.fullmatch(r"https?://[!-~]{1,2000}", value):
+        raise malformed(form)
+    try:
+        parts = urlsplit(value)
+        well = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        well = False
+    if not well:
+        raise malformed(form)
+    if "@" in parts.netloc:
+        raise malformed("a URL without a user or a password", "what a collector is to be told of us stands in headers_file")
+    return value
 
 
 def parse_path(value: Any) -> str:

@@ -14,6 +14,7 @@ from gpupool.config_forms import (
     parse_endpoint,
     parse_handler,
     parse_path,
+    parse_url,
 )
 from gpupool.keys import NAME
 
@@ -177,6 +178,16 @@ class Logs(Table):
     queue_size: Annotated[int, Field(ge=1, le=10_000_000)] = 10000
 
 
+class Traces(Table):
+    """[traces]."""
+
+    endpoint: Annotated[str, PlainValidator(parse_url)] = ""
+    sample: Annotated[float, Field(ge=0, le=1)] = 0.01
+    max_flagged_per_s: Annotated[int, Field(ge=0, le=1_000_000)] = 100
+    service_name: Name = "gpupool"
+    headers_file: PathText = ""
+
+
 DEFAULT_DEGRADE = (
     Degrade(healthy_below=1.0, batch_factor=0.75, window_factor=0.5),
     Degrade(healthy_below=0.51, batch_factor=0.5, window_factor=0.2),
@@ -195,3 +206,4 @@ class Document(Table):
     model: Annotated[tuple[Model, ...], Field(strict=False, max_length=64)] = ()
     http: Http = Http()
     logs: Logs = Logs()
+    traces: Traces = Traces()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgpack
 
@@ -38,6 +38,7 @@ class WorkFlag(IntFlag):
     MANY = 1  # the body is a list of samples
     ALONE = 2  # in a batch of its own: it is suspected of having killed a worker
     URGENT = 4  # before all that waits: its client has nothing else here, and another one has much
+    TRACED = 8  # its result is to tell when things happened, not only how long they took
 
 
 @dataclass(slots=True)
@@ -65,6 +66,22 @@ class WorkLike(Protocol):
     frames: Sequence[bytes]
 
 
+class Marks(NamedTuple):
+    """When things happened to a traced request in its worker; instants are monotonic seconds, which all processes of a host share."""
+
+    arrived: float
+    preprocess_at: float  # 0: the model has none
+    forward_at: float  # when the first of it began
+    forward_end: float  # when the last of it ended
+    postprocess_at: float  # when that of its last batch began
+    ended: float
+    batch: int  # number of the last batch with any of it, in its worker
+    batch_at: float  # when that one's forward began
+    rows: int  # of that batch
+    bucket: int
+    reason: str  # why that batch closed
+
+
 @dataclass(slots=True)
 class Result:
     """One request's end in a worker: `ok` with reply frames (body, buffers), or a code with its message."""
@@ -81,6 +98,7 @@ class Result:
     postprocess_s: float = 0.0
     started: bool = True  # whether the model's preprocess or forward has had any of it
     frames: Sequence[bytes] = ()
+    marks: Marks | None = None  # of a traced request that a batch has run
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +164,7 @@ def pack_results(items: Iterable[Result]) -> list[bytes]:
     rows = [
         (
             r.ticket, r.code, r.message, r.field, r.batch_size, r.length,
-            r.queue_s, r.preprocess_s, r.forward_s, r.postprocess_s, r.started, _inline(r.frames, extra),
+            r.queue_s, r.preprocess_s, r.forward_s, r.postprocess_s, r.started, _inline(r.frames, extra), r.marks,
         )
         for r in items
     ]  # fmt: skip
@@ -156,7 +174,7 @@ def pack_results(items: Iterable[Result]) -> list[bytes]:
 def unpack_results(frames: Sequence[bytes]) -> list[Result]:
     """Decode RESULTS; raises LinkError."""
     try:
-        return [Result(*(*row[:11], _outline(row[11], frames))) for row in _list(frames)]
+        return [Result(*(*row[:11], _outline(row[11], frames), row[12] and Marks(*row[12]))) for row in _list(frames)]
     except (TypeError, IndexError, ValueError) as e:
         raise LinkError(f"malformed results: {e}") from None
 

@@ -75,6 +75,18 @@ class ClientSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class TraceSpec:
+    """Which requests the router traces, and where the spans go. The file's path only: a secret travels over no channel."""
+
+    endpoint: str = ""  # of OTLP over HTTP; "": no request is traced
+    sample: float = 0.01  # share of the requests, of those whose client does not decide
+    service_name: str = "gpupool"
+    headers_file: str = ""
+    max_flagged_per_s: int = 100  # requests traced because their client says so
+    devices: tuple[str, ...] = ()  # the pool's names of them, by slot
+
+
+@dataclass(frozen=True, slots=True)
 class RouterSpec:
     """All that the router needs to know."""
 
@@ -97,6 +109,7 @@ class RouterSpec:
     curve: CurveSpec | None = None  # absent: plaintext
     clients: dict[str, ClientSpec] = dataclasses.field(default_factory=dict)  # by the name of the client's key
     log: LogSpec = LogSpec()
+    traces: TraceSpec = TraceSpec()
     #: Inherited descriptors of sockets that listen already, the supervisor's: on each of `bind`, and on `workers_endpoint`.
     bind_fds: tuple[int, ...] = ()
     workers_fd: int = -1
@@ -135,6 +148,7 @@ def router_spec(message: dict[str, Any]) -> RouterSpec:
     values["bind"], values["bind_fds"] = tuple(values["bind"]), tuple(values["bind_fds"])
     values["curve"] = CurveSpec(**values["curve"]) if values["curve"] else None
     values["clients"] = client_specs(values["clients"])
+    values["traces"] = TraceSpec(**{**values["traces"], "devices": tuple(values["traces"]["devices"])})
     return RouterSpec(**values)
 
 

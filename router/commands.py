@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .requests import Request
+from .tracing import Finished
 
 
 @dataclass(slots=True)
@@ -52,8 +53,15 @@ class Event:
 
 
 @dataclass(slots=True)
+class Export:
+    """Have the spans of a traced request exported."""
+
+    finished: Finished
+
+
+@dataclass(slots=True)
 class Quit:
     """Flush the sockets and exit: nothing is open any more."""
 
 
-Command = Reply | SendWork | SendTickets | Tell | Event | Quit
+Command = Reply | SendWork | SendTickets | Tell | Event | Export | Quit

@@ -14,24 +14,26 @@ from enum import StrEnum
 from typing import Any, Final
 
 from gpupool.errors import ErrorCode
-from gpupool.link import CANCEL
+from gpupool.link import CANCEL, WorkFlag
 from gpupool.spec import RouterSpec, client_specs
 from gpupool.wire import Header, WireError, parse_header, split_delimiter
 
 from .balance import Policy
-from .commands import Command, Event, Quit, Reply, SendTickets, Tell
+from .commands import Command, Event, Export, Quit, Reply, SendTickets, Tell
 from .dispatch import NO_WORKERS_RETRY_MS, Dispatch
 from .intake import Intake, Refused
 from .ledger import RETRY_MS, Ledger
-from .replies import client_name
+from .replies import client_name, text_of
 from .requests import Request, State
 from .tenants import MAX_GARBAGE, Connection, Connections, Tenant
+from .tracing import Finished, Sampler
 
 #: A request is refused when the predicted wait exceeds the time it has by this factor: predictions are rough.
 CLEARLY: Final = 1.5
 #: Bounds of what a client is told to wait before it tries again.
 _MIN_RETRY_MS: Final = 20
 _MAX_RETRY_MS: Final = 5000
+_TRACED: Final = int(WorkFlag.TRACED)
 
 
 class Mode(StrEnum):
@@ -49,6 +51,7 @@ class Core:
         self.ledger = Ledger(spec)
         self.workers = Dispatch(spec, self.ledger)
         self._intake = Intake(spec)
+        self.sampler = Sampler(spec.traces)
         self.mode = Mode.OPEN
         self.target_delay_s = spec.target_delay_ms / 1e3  # 0: no target
         self.connections = Connections(spec.clients)
@@ -85,11 +88,11 @@ class Core:
             elif self._is_garbage(client, connection):
                 self.ledger.accounts.silenced += 1
                 return
-            self._refuse(client, e, header, frames, delimiter=delimiter)
+            self._refuse(client, e, header, frames, now, delimiter=delimiter)
         except Exception:  # a fault of ours in one message must not cost the others theirs
             self.ledger.commands.append(Event("error", "message_failed", {"traceback": traceback.format_exc()}))
             mine = Refused("the router failed on this message", ErrorCode.INTERNAL, header.id if header else None)
-            self._refuse(client, mine, header, frames, delimiter=delimiter)
+            self._refuse(client, mine, header, frames, now, delimiter=delimiter)
 
     def _is_garbage(self, client: bytes, connection: Connection) -> bool:
         """Count a malformed message; whether it is one too many in a row, and not to be answered any more."""
@@ -123,6 +126,10 @@ class Core:
                 self._foresee(request, now)
             if request.patient and backlog.waited_s(tenant, request.priority, now) > self.target_delay_s > 0.0:
                 self._end_standing_queue(request)
+        if header.trace is not None or self.sampler.by_chance:
+            request.trace = trace = self.sampler.begin(header.trace, now)
+            if trace is not None and trace.sampled:
+                request.flags |= _TRACED
         ledger.accept(request)
 
     def _make_room(self, request: Request, now: float) -> None:
@@ -176,18 +183,25 @@ class Core:
                 self.undelivered()
 
     def _refuse(
-        self, client: bytes, error: WireError, header: Header | None, frames: Sequence[bytes], *, delimiter: bool
+        self, client: bytes, error: WireError, header: Header | None, frames: Sequence[bytes], now: float, *, delimiter: bool
     ) -> None:
         ledger = self.ledger
         model = self._intake.model_name(header) if header is not None and header.type == "infer" else ""
         ledger.accounts.refused(model, error.code)
         connection = self.connections.get(client)
-        ledger.commands.append(
-            ledger.replies.refused(
-                client, error.code, error.message, delimiter=delimiter, request_id=error.request_id, field=error.field,
-                retry_after_ms=getattr(error, "retry_after_ms", None), input_bytes=sum(map(len, frames[1:])), user=connection.tenant.name if connection else "",
-            )
+        input_bytes = sum(map(len, frames[1:]))
+        reply = ledger.replies.refused(
+            client, error.code, error.message, delimiter=delimiter, request_id=error.request_id, field=error.field,
+            retry_after_ms=getattr(error, "retry_after_ms", None), input_bytes=input_bytes, user=connection.tenant.name if connection else "",
         )  # fmt: skip
+        ledger.commands.append(reply)
+        if header is None or header.type != "infer" or (trace := self.sampler.begin(header.trace, now)) is None:
+            return
+        reply.record["trace_id"] = trace.hex
+        if trace.sampled:
+            name = text_of(error.request_id) or ""
+            finished = Finished(trace, name, model, "", -1, error.code, 0, 0, header.priority, input_bytes, now, 0.0, now)
+            ledger.commands.append(Export(finished))
 
     # Time
 
@@ -253,6 +267,8 @@ class Core:
         )  # fmt: skip
         self.target_delay_s = values.get("target_delay_ms", 1e3 * self.target_delay_s) / 1e3
         self.workers.overflow.target_delay_s = self.target_delay_s
+        if (sample := values.get("trace_sample")) is not None:
+            self.sampler.set_sample(sample)
         if (clients := values.get("clients")) is not None:
             self.connections.bound(client_specs(clients))
         if timeout_ms := values.get("default_timeout_ms"):

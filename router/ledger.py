@@ -18,13 +18,14 @@ from gpupool.wire import RequestId
 from .accounts import Accounts
 from .admission import Bounds
 from .backlog import Backlog
-from .commands import Command, Event
+from .commands import Command, Event, Export
 from .deadlines import Deadlines
 from .poison import CONTENT_DEATHS, Poison
 from .replies import Replies, client_name, text_of
 from .requests import SUSPECT_RETURNS, Request, State
 from .retry_budget import RetryBudget
 from .suspects import Suspects
+from .tracing import Finished, Trace
 
 #: When to come again if no estimate can be made.
 RETRY_MS: Final = 200
@@ -57,6 +58,7 @@ class Ledger:
     def __init__(self, spec: RouterSpec) -> None:
         self._max_attempts = spec.max_attempts
         self._names = [m.name for m in spec.models]
+        self._versions = [m.version for m in spec.models]
         self.commands: list[Command] = []
         self.open: dict[bytes, dict[RequestId, Request]] = {}  # by client, those that have any
         self.accounts = Accounts()
@@ -128,6 +130,11 @@ class Ledger:
     ) -> None:
         """Answer a request that has been taken out of wherever it was."""
         reply = self.replies.finished(request, code, now, message=message, result=result, retry_after_ms=retry_after_ms)
+        if (trace := request.trace) is not None:
+            if reply.record:  # else its line is not in the sample
+                reply.record["trace_id"] = trace.hex
+            if trace.sampled:
+                self._export(trace, request, code, now, result)
         if request.state is not State.IN_FLIGHT or result is not None:
             request.frames = ()  # else they may yet turn out to have killed their worker, which holds them too
         request.state = State.DONE
@@ -138,6 +145,14 @@ class Ledger:
         self.deadlines.remove(request)
         self.accounts.answered(self._names[request.model], code)
         self.commands.append(reply)
+
+    def _export(self, trace: Trace, request: Request, code: str, now: float, result: Result | None) -> None:
+        sent = request.sent if request.state is State.IN_FLIGHT else 0.0
+        done = () if result is None else (result.batch_size, result.preprocess_s, result.forward_s, result.marks)
+        self.commands.append(Export(Finished(
+            trace, text_of(request.id) or "", self._names[request.model], self._versions[request.model], request.slot, str(code),
+            request.attempts, request.rows, request.priority, request.size, request.arrived, sent, now, *done,
+        )))  # fmt: skip
 
     def withdraw(self, request: Request) -> None:
         """Take an open request out of wherever it is; its ticket, if it has one out, stays with the worker."""
@@ -258,6 +273,8 @@ class Ledger:
         self._tell_redispatched(requests, now, reason)
         for request in requests:
             request.state = State.PENDING
+            if request.trace is not None and request.trace.sampled:
+                request.trace.came_back(request.slot, request.sent, now, reason)
             (suspects if request.suspected else fresh).append(request)
             self.accounts.redispatch(reason)
         self.backlog.restore(fresh)

@@ -28,14 +28,16 @@ from gpupool.logs import LEVELS, Log
 from gpupool.spec import RouterSpec
 
 from .balance import Reading
-from .commands import Command, Event, Quit, Reply, SendTickets, SendWork, Tell
+from .commands import Command, Event, Export, Quit, Reply, SendTickets, SendWork, Tell
 from .core import Core
 from .door import Door
 from .hoards import Hoards
 from .keyring import Keys
 from .outbox import Outbox, Sent
 from .sockets import drain, open_clients, open_workers, readable, send
+from .span_export import NO_SPANS, SpanExport
 from .supervisor_line import SupervisorLine
+from .tracing import Finished
 
 #: Bounds of what one turn takes in: some milliseconds of work.
 _TURN_MESSAGES: Final = 256
@@ -64,6 +66,8 @@ class Router:
         self._log = log
         self._core = Core(spec)
         self._outbox = Outbox()
+        self._span_export = SpanExport(spec.traces, spec.pool, log) if spec.traces.endpoint else None
+        self._finished: list[Finished] = []  # traced requests that were answered in this turn
         self._loop = uvloop.new_event_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
         self._door: Door
@@ -157,6 +161,10 @@ class Router:
                     core.undelivered(isinstance(command, Reply))
                     self._log.event.error("command_failed", command=type(command).__name__, exc_info=e)
             core.dispatch(now)
+        if self._finished and self._span_export is not None:
+            # All of a turn together: what one message of a worker brought stays together, and so a batch's requests do.
+            self._span_export.put(self._finished)
+            self._finished = []
 
     def _carry_out(self, command: Command, now: float) -> None:
         match command:
@@ -173,6 +181,8 @@ class Router:
                     self._supervisor.tell({"t": "event", "level": level, "event": name, "fields": fields})
             case Reply():
                 self._reply(command, now)
+            case Export(finished):
+                self._finished.append(finished)
             case Quit():
                 self._loop.stop()
 
@@ -320,6 +330,7 @@ class Router:
                         "endless_total": self._hoards.total,
                         "latencies": core.latencies(),
                         "log": self._log.report(),
+                        "traces": {**(self._span_export.stats() if self._span_export else NO_SPANS), **core.sampler.stats()},
                     }
                 )
             case "clear_poison":
@@ -392,3 +403,5 @@ class Router:
         self._clients.close(_LINGER_MS)
         self._workers.close(0)
         self._context.term()
+        if self._span_export is not None:
+            self._span_export.close()

@@ -148,7 +148,7 @@ def client_name(client: bytes) -> str:
 
 
 def text_of(request_id: RequestId | None) -> str | None:
-    """Name a request in the log."""
+    """Name a request in the log and in a trace."""
     return request_id.hex() if isinstance(request_id, bytes) else request_id
 
 

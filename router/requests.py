@@ -12,6 +12,7 @@ from typing import Final
 from gpupool.wire import RequestId
 
 from .tenants import Tenant
+from .tracing import Trace
 
 #: No slot has this number: the request has killed no worker yet.
 NO_SLOT: Final = -1
@@ -34,6 +35,7 @@ class Request:
     __slots__ = (
         "arrived", "attempts", "client", "deadline", "deaths", "delimiter", "died_on", "flags", "frames", "id", "incarnation", "model",
         "patient", "priority", "retry", "returns", "rows", "sent", "sequence", "size", "slot", "state", "tenant", "ticket", "timeout_s",
+        "trace",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +81,7 @@ class Request:
         self.attempts = 0  # executions begun, the first included
         self.deaths = 0  # deaths of workers that were laid at its door
         self.died_on = NO_SLOT
+        self.trace: Trace | None = None  # where one is known of
         self.returns = 0  # unbegun, from workers that died or left for no known reason
 
     @property

@@ -264,7 +264,7 @@ class Supervisor:
 
     def _spawn_router(self, epoch: int, reason: str) -> None:
         spec = router_spec_from(
-            self.config, listeners=self._listeners, epoch=epoch, token=self._token, slots=len(self.devices), overflow=self._overflow, log=self.log_spec("router"),
+            self.config, listeners=self._listeners, epoch=epoch, token=self._token, devices=self.devices, overflow=self._overflow, log=self.log_spec("router"),
         )  # fmt: skip
         self.children.spawn_router(spec, reason)
 
@@ -386,7 +386,7 @@ class Supervisor:
             "t": "settings", "max_pending": r.max_pending, "max_pending_bytes": r.max_pending_bytes,
             "max_client_share": r.max_client_share, "target_delay_ms": r.target_delay_ms,
             "default_timeout_ms": r.default_timeout_ms, "policy": r.policy, "batching": batching,
-            "request_sample": config.logs.request_sample,
+            "request_sample": config.logs.request_sample, "trace_sample": config.traces.sample,
             "clients": {name: asdict(client) for name, client in clients_from(config).items()},
         })  # fmt: skip
         self.children.tell_workers({"t": "settings", "batching": batching, "memory": asdict(memory_from(config))})

@@ -22,6 +22,7 @@ LIVE: Final = (
     "supervision.max_restarts", "supervision.restart_period_s", "supervision.load_timeout_s",
     "supervision.leak_", "supervision.recycle_",
     "batching.", "memory.empty_cache_above", "memory.start_fraction", "memory.cpu_limit_bytes", "degrade", "logs.level", "logs.request_sample",
+    "traces.sample",
 )  # fmt: skip
 
 
@@ -35,7 +36,7 @@ class Difference:
 
 #: A [[model]] table may override batching, and its overrides are as live as [batching] itself.
 _LIVE_MODEL_KEYS: Final = frozenset(BatchingSpec.__dataclass_fields__)
-_TABLES: Final = ("pool", "router", "supervision", "batching", "memory", "http", "logs")
+_TABLES: Final = ("pool", "router", "supervision", "batching", "memory", "http", "logs", "traces")
 
 
 def difference(old: Config, new: Config) -> Difference:

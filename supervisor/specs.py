@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gpupool.spec import ClientSpec, CurveSpec, LogSpec, MemorySpec, RouterSpec, WorkerSpec
+from gpupool.spec import ClientSpec, CurveSpec, LogSpec, MemorySpec, RouterSpec, TraceSpec, WorkerSpec
 
 from .capacity import DegradeRule
 from .leak import LeakPolicy
@@ -46,7 +46,7 @@ def leak_policy_from(config: Config) -> LeakPolicy:
 
 
 def router_spec_from(
-    config: Config, *, listeners: Listeners, epoch: int, token: str, slots: int, overflow: int, log: LogSpec
+    config: Config, *, listeners: Listeners, epoch: int, token: str, devices: Sequence[Device], overflow: int, log: LogSpec
 ) -> RouterSpec:
     """What the router is told."""
     r = config.router
@@ -54,11 +54,12 @@ def router_spec_from(
     return RouterSpec(
         pool=config.pool.name, epoch=epoch, token=token, bind=tuple(each.address for each in listeners.clients),
         bind_fds=tuple(each.fileno() for each in listeners.clients), workers_endpoint=listeners.workers.address,
-        workers_fd=listeners.workers.fileno(), slots=slots, overflow=overflow, models=config.specs, policy=r.policy,
+        workers_fd=listeners.workers.fileno(), slots=len(devices), overflow=overflow, models=config.specs, policy=r.policy,
         max_pending=r.max_pending, max_pending_bytes=r.max_pending_bytes, max_client_share=r.max_client_share,
         target_delay_ms=r.target_delay_ms,
         max_message_bytes=r.max_message_bytes, default_timeout_ms=r.default_timeout_ms, max_attempts=r.max_attempts, log=log,
         curve=curve, clients=clients_from(config),
+        traces=TraceSpec(**config.traces.model_dump(), devices=tuple(device.id for device in devices)),
     )  # fmt: skip
 
 

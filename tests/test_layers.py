@@ -22,7 +22,7 @@ SHELLS = {
     "supervisor/cards": {
         "__init__", "card_reader", "inventory", "kernel_log", "probe", "side_car", "topology", "xid_watch",
     },
-    "router": {"__init__", "__main__", "door", "hoards", "keyring", "loop", "sockets"},
+    "router": {"__init__", "__main__", "door", "hoards", "keyring", "loop", "sockets", "span_export"},
     # Those besides the threads and the device take their clock as an argument and only name its default.
     "worker": {
         "__init__", "__main__", "backlog", "beat", "budget", "dealer", "device", "drill", "execute", "faults", "intake", "link", "models",
@@ -83,6 +83,13 @@ def test_nvml_is_imported_by_the_processes_that_may_hang_only() -> None:
         for path in sources(folder):
             if path.name not in ("inventory.py", "probe.py"):
                 assert not any(n.split(".")[0] == "pynvml" for n in imports(path)), path
+
+
+def test_opentelemetry_is_imported_by_one_module_only() -> None:
+    for folder in ("gpupool", "gpupool/client", *PROCESSES):
+        for path in sources(folder):
+            if path.name != "spans.py":
+                assert not any(n.split(".")[0] == "opentelemetry" for n in imports(path)), path
 
 
 @pytest.mark.parametrize("folder", SHELLS)

@@ -129,6 +129,7 @@ class Executor:
         self._exhaustion = exhaustion
         self._batch_timeout_s = batch_timeout_s
         self._clock = clock
+        self._batches = 0
 
     def run(self, batch: Batch, samples: list[Any]) -> tuple[Done, bool]:
         """Run a batch; return its outputs, and whether it went well at the first try.
@@ -137,6 +138,7 @@ class Executor:
             StickyFault: the process must be replaced. The board still names the whole batch.
         """
         model = self._models[batch.key[0]]
+        self._batches += 1
         started_at = self._clock()
         outputs, fault = self._try(model, samples, batch.tickets)
         if fault is None:
@@ -146,10 +148,10 @@ class Executor:
                 self._log.event.info(
                     "batch_ceiling_raised", model=model.spec.name, bucket=batch.key[1], limit=self._ceilings.limit(batch.key)
                 )
-            return Done(batch, outputs, started_at, forward_s), True
+            return Done(batch, outputs, started_at, forward_s, self._batches), True
         outputs = self._split(model, batch, samples, fault)
         self._record.ran(batch.rows)  # work it was all the same
-        return Done(batch, outputs, started_at, self._clock() - started_at), False
+        return Done(batch, outputs, started_at, self._clock() - started_at, self._batches), False
 
     def _try(self, model: Model, samples: list[Any], tickets: Sequence[int]) -> tuple[Sequence[Any], Fault | None]:
         """One forward. When this returns a fault, the exception and its frames, which hold tensors, are gone already."""

@@ -30,6 +30,7 @@ MAX_WAITING: Final = 2 * MAX_ROWS
 _MANY: Final = int(WorkFlag.MANY)
 _ALONE: Final = int(WorkFlag.ALONE)
 _URGENT: Final = int(WorkFlag.URGENT)
+_TRACED: Final = int(WorkFlag.TRACED)
 
 
 class Intake:
@@ -206,7 +207,7 @@ class Intake:
         return Request(
             work.ticket, epoch, work.model, many, bool(work.flags & _ALONE), priority, deadline, arrived, samples,
             self._policies[work.model].length_buckets,
-            outputs=[None] * rows, missing=rows,
+            outputs=[None] * rows, missing=rows, traced=bool(work.flags & _TRACED),
         )  # fmt: skip
 
 

@@ -5,13 +5,14 @@ A `many` request is answered when its last row is there, or at its first row tha
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gpupool.errors import ErrorCode
-from gpupool.link import Result, pack_results
+from gpupool.link import Marks, Result, pack_results
 from gpupool.samples import SampleError, pack_body
 
 from .batch import Batch
@@ -28,6 +29,7 @@ class Done:
     outputs: Sequence[Any]
     started_at: float
     forward_s: float
+    number: int = 0  # among the batches of this worker
 
 
 def refusal(ticket: int, failure: Failure, *, preprocess_s: float = 0.0, started: bool = False) -> Result:
@@ -104,6 +106,7 @@ class Replies:
                 continue
             request.started = True
             if not request.batch_size:  # its first
+                request.forward_at = done.started_at
                 request.queue_s = max(0.0, done.started_at - request.arrived - request.preprocess_s)
             request.forward_s += done.forward_s
             request.batch_size = max(request.batch_size, done.batch.rows)
@@ -118,6 +121,8 @@ class Replies:
             frames = self._encode(request) if ended and request.failure is None else ()
             now = self._clock()
             request.postprocess_s += now - began
+            if ended and request.traced:
+                request.marks = _marks(request, done, began, now)
             began = now
             if ended:
                 results.append(_result(request, frames))
@@ -159,6 +164,14 @@ class Replies:
         return ()
 
 
+def _marks(request: Request, done: Done, postprocess_at: float, now: float) -> Marks:
+    batch = done.batch
+    return Marks(
+        request.arrived, request.preprocess_from if request.preprocess_from < math.inf else 0.0, request.forward_at,
+        done.started_at + done.forward_s, postprocess_at, now, done.number, done.started_at, batch.rows, batch.key[1], str(batch.reason),
+    )  # fmt: skip
+
+
 def _result(request: Request, frames: Sequence[bytes]) -> Result:
     request.answered = True
     failure = request.failure
@@ -166,5 +179,5 @@ def _result(request: Request, frames: Sequence[bytes]) -> Result:
     return Result(
         request.ticket, "ok" if failure is None else failure.code, "" if failure is None else failure.message,
         "" if failure is None else failure.field, request.batch_size, request.length, request.queue_s, request.preprocess_s,
-        request.forward_s, request.postprocess_s, request.started, frames,
+        request.forward_s, request.postprocess_s, request.started, frames, request.marks,
     )  # fmt: skip

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpupool.link import Marks
+
 from .faults import Failure
 
 
@@ -47,6 +49,9 @@ class Request:
     postprocess_s: float = 0.0
     batch_size: int = 0
     answered: bool = False
+    traced: bool = False  # its answer is to carry marks
+    forward_at: float = 0.0  # when its first batch began
+    marks: Marks | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ class Client:
             key: for models that keep the last good reply per key.
             retry: False: never run it twice, not even when a worker or the connection is lost.
             hedge_after: seconds; default: the client's. `math.inf`: not this one.
-            trace: W3C traceparent; carried to the router, which does nothing with it yet.
+            trace: W3C traceparent; default: that of the current OpenTelemetry span, if this process has one. "": none.
 
         Raises:
             GpuPoolError: the class of the reply's code; DeadlineExceeded also when nobody answers at all.

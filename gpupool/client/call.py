@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from gpupool.client.reply import Reply
+from gpupool.client.trace_context import current_traceparent
 from gpupool.errors import GpuPoolError
 
 
@@ -24,12 +25,14 @@ class InferOptions(TypedDict, total=False):
 
 
 def filled(options: Mapping[str, Any], *, timeout: float, retries: int, hedge_after: float | None) -> dict[str, Any]:
-    """Put a client's defaults where a request brings nothing of its own."""
+    """Put a client's defaults, and the trace that the caller is in, where a request brings nothing of its own."""
     settings = {**options, "retries": retries}
     if settings.get("timeout") is None:
         settings["timeout"] = timeout
     if settings.get("hedge_after") is None:
         settings["hedge_after"] = hedge_after
+    trace = settings.get("trace")
+    settings["trace"] = current_traceparent() if trace is None else trace or None
     return settings
 
 

@@ -28,11 +28,12 @@ from .core_cost import core_cost
 from .measure import Result, cpu_seconds, echo_config, load, mid, processes_of
 from .peers import direct, plain_loops, proxied
 from .router_matrix import matrix
+from .seeing import seeing
 from .story import story
 from .worker_cost import worker_cost
 
 CONCURRENCIES: Final = (1, 16, 64, 256)
-PARTS: Final = ("echo", "idle", "client", "minilm", "matrix", "bodies", "core", "worker", "scrape", "story")
+PARTS: Final = ("echo", "idle", "client", "minilm", "matrix", "bodies", "core", "worker", "scrape", "story", "seeing")
 
 
 def main() -> int:
@@ -75,6 +76,8 @@ def main() -> int:
         scrape_cost(quick=options.quick)
     if "story" in parts:
         failed += story(max(seconds, 3.0), rounds)
+    if "seeing" in parts:
+        failed += seeing(seconds, rounds)
     if failed:
         print(f"{failed} requests failed", file=sys.stderr)
     return 1 if failed else 0

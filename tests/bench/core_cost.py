@@ -17,7 +17,7 @@ from gpupool.link import Hello, Result
 from gpupool.router.commands import Reply, SendWork
 from gpupool.router.core import Core
 from gpupool.router.latencies import Latencies
-from gpupool.spec import BatchingSpec, ModelSpec, RouterSpec
+from gpupool.spec import BatchingSpec, ModelSpec, RouterSpec, TraceSpec
 
 WORKERS: Final = (1, 4, 16, 64)
 CLIENTS: Final = (1, 100, 1000)
@@ -31,10 +31,11 @@ _TOKEN: Final = "t"
 class Bench:
     """A core with so many workers, clients, and waiting requests. Time goes on by a millisecond a turn."""
 
-    def __init__(self, workers: int, clients: int, pending: int) -> None:
+    def __init__(self, workers: int, clients: int, pending: int, traces: TraceSpec | None = None) -> None:
         spec = RouterSpec(
             pool="p", epoch=1, token=_TOKEN, bind=("tcp://127.0.0.1:0",), workers_endpoint="ipc://w", slots=workers,
             models=(ModelSpec("echo", batching=BatchingSpec(max_batch=_BATCH)),), max_pending=2 * max(PENDING), default_timeout_ms=3_600_000,
+            traces=traces or TraceSpec(),
         )  # fmt: skip
         self.core = Core(spec)
         self.now = 1000.0

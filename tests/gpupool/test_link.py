@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool import link
-from gpupool.link import INLINE_BYTES, Hello, LinkError, Result, Work, WorkFlag
+from gpupool.link import INLINE_BYTES, Hello, LinkError, Marks, Result, Work, WorkFlag
 
 frames = st.lists(st.binary(max_size=20) | st.sampled_from([b"x" * INLINE_BYTES, b"y" * (INLINE_BYTES + 1)]), max_size=4)
 tickets = st.integers(0, (1 << 63) - 1)
@@ -20,10 +20,11 @@ works = st.builds(
     timeout_s=st.floats(0, 1e6), priority=st.integers(0, 9), frames=frames,
 )  # fmt: skip
 seconds = st.floats(0, 1e6)
+marks = st.none() | st.builds(Marks, *[seconds] * 6, tickets, seconds, tickets, tickets, st.text(max_size=9))
 results = st.builds(
     Result, ticket=tickets, code=st.sampled_from(["ok", "model_error"]), message=st.text(max_size=20), field=st.text(max_size=5),
     batch_size=st.integers(0, 64), length=st.integers(0, 512), queue_s=seconds, preprocess_s=seconds, forward_s=seconds,
-    postprocess_s=seconds, started=st.booleans(), frames=frames,
+    postprocess_s=seconds, started=st.booleans(), frames=frames, marks=marks,
 )  # fmt: skip
 
 

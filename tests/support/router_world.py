@@ -10,9 +10,10 @@ import msgpack
 
 from gpupool import link, wire
 from gpupool.link import Hello, Result
-from gpupool.router.commands import Event, Quit, Reply, SendTickets, SendWork, Tell
+from gpupool.router.commands import Event, Export, Quit, Reply, SendTickets, SendWork, Tell
 from gpupool.router.core import Core
 from gpupool.router.requests import Request
+from gpupool.router.tracing import Finished
 from gpupool.spec import BatchingSpec, ModelSpec, RouterSpec
 
 TOKEN = "t"
@@ -44,6 +45,7 @@ class RouterWorld:
         self.told: list[dict[str, Any]] = []
         self.events: list[str] = []
         self.log: list[Event] = []  # the same, whole
+        self.exported: list[Finished] = []
         self.quit = False
         self.unreachable: set[bytes] = set()
 
@@ -72,6 +74,8 @@ class RouterWorld:
                     case Event(_, name, _):
                         self.events.append(name)
                         self.log.append(command)
+                    case Export(finished):
+                        self.exported.append(finished)
                     case Quit():
                         self.quit = True
             self.core.dispatch(self.now)

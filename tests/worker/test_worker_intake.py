@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from gpupool.errors import ErrorCode, InvalidInput
-from gpupool.link import Result, Work, WorkFlag
+from gpupool.link import Marks, Result, Work, WorkFlag
 from gpupool.samples import unpack_body
 from gpupool.spec import BatchingSpec, ModelSpec
 from gpupool.worker.batch import Batch, CloseReason, Item, Share
@@ -370,3 +370,38 @@ def test_buckets_that_change_while_a_large_request_is_prepared_lose_none_of_its_
         items += intake.advance()[0]
 
     assert sum(item.rows for item in items) == 100
+
+
+def test_a_traced_request_is_answered_with_the_instants_of_its_way() -> None:
+    clock = Clock()
+    replies = Replies([model()], clock)
+    traced, plain = work(7, 1), work(8, 2)
+    traced.flags |= WorkFlag.TRACED
+    items, _ = admit(intake_of([model()], clock), traced, plain)
+    clock.now = T + 1.5
+
+    first, second = replies.of(
+        Done(Batch((0, 0), [Share(i, 0, 1) for i in items], 2, CloseReason.MIN), [1, 2], T + 1.0, 0.25, number=9)
+    )
+
+    assert first.marks == Marks(T, 0.0, T + 1.0, T + 1.25, T + 1.5, T + 1.5, 9, T + 1.0, 2, 0, "min")
+    assert second.marks is None
+
+
+def test_a_traced_request_of_two_batches_tells_when_the_first_began_and_which_was_the_last() -> None:
+    clock = Clock()
+    replies = Replies([model()], clock)
+    traced = work(7, [1, 2], many=True)
+    traced.flags |= WorkFlag.TRACED
+    (item,), _ = admit(intake_of([model()], clock), traced)
+
+    results = []
+    for n in range(2):
+        clock.now = T + n + 2.0
+        batch = Batch((0, 0), [Share(item, n, n + 1)], 1, CloseReason.FULL)
+        results += replies.of(Done(batch, [n], T + n + 1.0, 0.25, number=n + 3))
+
+    (result,) = results
+    assert result.marks is not None
+    assert (result.marks.forward_at, result.marks.forward_end) == (T + 1.0, T + 2.25)
+    assert (result.marks.batch, result.marks.batch_at, result.forward_s) == (4, T + 2.0, 0.5)
