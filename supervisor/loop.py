@@ -241,7 +241,7 @@ class Supervisor:
 
     def _spawn_router(self, epoch: int, reason: str) -> None:
         spec = router_spec_from(
-            self.config, listeners=self._listeners, epoch=epoch, token=self._token, slots=len(self.devices), overflow=self._overflow, log=self.log_spec(),
+            self.config, runtime=self._instance.runtime, listeners=self._listeners, epoch=epoch, token=self._token, slots=len(self.devices), overflow=self._overflow, log=self.log_spec(),
         )  # fmt: skip
         self.children.spawn_router(spec, reason)
 

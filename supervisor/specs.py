@@ -46,7 +46,7 @@ def leak_policy_from(config: Config) -> LeakPolicy:
 
 
 def router_spec_from(
-    config: Config, *, listeners: Listeners, epoch: int, token: str, slots: int, overflow: int, log: LogSpec
+    config: Config, *, runtime: RuntimeDir, listeners: Listeners, epoch: int, token: str, slots: int, overflow: int, log: LogSpec
 ) -> RouterSpec:
     """What the router is told."""
     r = config.router
@@ -58,7 +58,7 @@ def router_spec_from(
         max_pending=r.max_pending, max_pending_bytes=r.max_pending_bytes, max_client_share=r.max_client_share,
         target_delay_ms=r.target_delay_ms,
         max_message_bytes=r.max_message_bytes, default_timeout_ms=r.default_timeout_ms, max_attempts=r.max_attempts, log=log,
-        curve=curve, clients=clients_from(config),
+        curve=curve, clients=clients_from(config), stacks_file=str(runtime.stacks("router")),
     )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def worker_spec_from(
         load_timeout_s=s.load_timeout_s, batch_timeout_s=s.batch_timeout_s, max_message_bytes=config.router.max_message_bytes,
         search_path=(str(config.source.parent.absolute()),),
         memory=memory_from(config), log=log,
-        cpus=tuple(sorted(cpus or ())),
+        cpus=tuple(sorted(cpus or ())), stacks_file=str(runtime.stacks(f"worker-{slot}")),
     )  # fmt: skip
 
 

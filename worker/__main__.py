@@ -22,6 +22,7 @@ from gpupool import child, logs
 from gpupool.board import Phase
 from gpupool.exits import Exit
 from gpupool.spec import WorkerSpec, worker_spec
+from gpupool.stack_dump import StackDump
 
 from .backlog import Backlog
 from .batcher import Batcher
@@ -78,6 +79,7 @@ class Worker:
             busy_since=self.busy_since, piece_timeout_s=spec.batch_timeout_s,
         )  # fmt: skip
         self.report = Report(inherited.channel, self.log)
+        self.stack_dump = StackDump(spec.stacks_file)
 
     def run(self) -> NoReturn:
         """Do all of it; returns never."""
@@ -161,6 +163,7 @@ class Worker:
             batch_timeout_s=self.spec.batch_timeout_s,
         )  # fmt: skip
         self.listen()  # a model that loaded may have taken the signals for itself
+        self.stack_dump.listen_anew()
         # What was loaded stays: later collections need not look at it again.
         gc.collect()
         gc.freeze()
@@ -226,6 +229,7 @@ class Worker:
 
     def each_beat(self) -> None:
         """Do what is to be done now and then; called by the beat's thread."""
+        self.stack_dump.listen()  # should the model have come to use its signal
         self.backlog.refresh()
         self.look_for_lost_memory()
         self.report.tick()

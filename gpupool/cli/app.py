@@ -20,6 +20,7 @@ from .output import Failure, report
 from .poison import app as poison
 from .serve import check_config, serve
 from .snapshot import snapshot
+from .stacks import stacks
 from .status import status
 from .steer import drain, release_device, reload, restart_worker, resume
 
@@ -39,6 +40,7 @@ for command in (
     drill,
     keygen,
     snapshot,
+    stacks,
 ):
     app.command(command.__name__.replace("_", "-"))(command)
 app.add_typer(poison, name="poison")
