@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from gpupool.board import Board, SlotRecord, SlotWord, Word
@@ -49,6 +48,7 @@ from .verbs import Verbs
 
 if TYPE_CHECKING:
     from gpupool.config import Config
+    from gpupool.paths import RuntimeDir
 
     from .devices import Device
     from .instance import Instance
@@ -298,9 +298,10 @@ class Supervisor:
         """The process that is in a slot now."""
         return self.children.workers.get((slot, self.pool.slots[slot].incarnation))
 
-    def snapshot_path(self, slot: int) -> Path:
-        """Where a worker's last memory snapshot stands."""
-        return self._instance.runtime.snapshot(slot)
+    @property
+    def runtime(self) -> RuntimeDir:
+        """Where the pool's files stand."""
+        return self._instance.runtime
 
     async def books(self) -> dict[str, Any]:
         """The router's books, fresh if it gives them in time; one that hangs is not asked, so that the answer comes at once."""

@@ -46,7 +46,15 @@ def leak_policy_from(config: Config) -> LeakPolicy:
 
 
 def router_spec_from(
-    config: Config, *, runtime: RuntimeDir, listeners: Listeners, epoch: int, token: str, slots: int, overflow: int, log: LogSpec
+    config: Config,
+    *,
+    runtime: RuntimeDir,
+    listeners: Listeners,
+    epoch: int,
+    token: str,
+    slots: int,
+    overflow: int,
+    log: LogSpec,
 ) -> RouterSpec:
     """What the router is told."""
     r = config.router

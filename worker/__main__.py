@@ -38,6 +38,7 @@ from .link import Link
 from .memory import Memory
 from .models import LoadError, Model, import_model, load_model, put_first, threads, warm_up
 from .preparers import Preparers
+from .profile import Profiles
 from .record import Record
 from .replies import Replies
 from .report import Report
@@ -69,9 +70,13 @@ class Worker:
             self.describe, self.device.torch, lambda: self.backlog.between_batches(spec.batch_timeout_s),
             inherited.channel.send, self.log,
         )  # fmt: skip
+        self.profiles = Profiles(
+            self.room, self.backlog.run_between, inherited.channel.send, self.log,
+            card=spec.device != "cpu", last_batch_s=spec.batch_timeout_s,
+        )  # fmt: skip
         self.link = Link(
             spec, inherited.board, inherited.channel, self.record, self.backlog, self.log, self.leave, self.memory.settings,
-            self.snapshots.order,
+            self.snapshots.order, self.profiles.order,
         )  # fmt: skip
         self.preparers = Preparers(())
         self.beat = Beat(
@@ -157,7 +162,7 @@ class Worker:
 
     def serve(self, models: list[Model]) -> NoReturn:
         """Run batches until told to stop."""
-        record, backlog, link = self.record, self.backlog, self.link
+        record, backlog, link, profiles = self.record, self.backlog, self.link, self.profiles
         executor = Executor(
             models, self.policies, record, self.device, self.ceilings, self.log, self.exhaustion,
             batch_timeout_s=self.spec.batch_timeout_s,
@@ -184,7 +189,11 @@ class Worker:
         while (taken := backlog.next_batch()) is not None:
             batch, samples = taken
             try:
-                done, clean = executor.run(batch, samples)
+                if profiles.on:
+                    name = f"gpupool: a batch of {models[batch.key[0]].spec.name}"
+                    done, clean = profiles.run(name, lambda b=batch, s=samples: executor.run(b, s))  # type: ignore[misc]
+                else:
+                    done, clean = executor.run(batch, samples)
             except StickyFault as e:
                 self.log.event.error("device_poisoned", detail=str(e), batch_size=batch.rows)
                 link.finish(_FLUSH_TIMEOUT_S)
@@ -226,6 +235,11 @@ class Worker:
         """Say who this is and how its memory stands."""
         spec = self.spec
         return {"worker": spec.slot, "incarnation": spec.incarnation, "device": spec.device_id, "memory": self.memory.report()}
+
+    def room(self) -> tuple[int | None, int]:
+        """Say what host memory this process may still take, None: without a limit, and what it has taken."""
+        limit, used = self.device.host.limit(), self.device.host.used()
+        return None if limit is None else limit - used, used
 
     def each_beat(self) -> None:
         """Do what is to be done now and then; called by the beat's thread."""

@@ -18,6 +18,7 @@ from .drill import drill
 from .keygen import keygen
 from .output import Failure, report
 from .poison import app as poison
+from .profile import profile
 from .serve import check_config, serve
 from .snapshot import snapshot
 from .stacks import stacks
@@ -41,6 +42,7 @@ for command in (
     keygen,
     snapshot,
     stacks,
+    profile,
 ):
     app.command(command.__name__.replace("_", "-"))(command)
 app.add_typer(poison, name="poison")
