@@ -24,6 +24,7 @@ from .snapshot import snapshot
 from .stacks import stacks
 from .status import status
 from .steer import drain, release_device, reload, restart_worker, resume
+from .top import top
 
 # Plain help and plain tracebacks: rich would cost each command its import, and a log is no place for boxes.
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -43,6 +44,7 @@ for command in (
     snapshot,
     stacks,
     profile,
+    top,
 ):
     app.command(command.__name__.replace("_", "-"))(command)
 app.add_typer(poison, name="poison")

@@ -138,8 +138,7 @@ def _ear(pid: int, file: Path) -> Listener:
         raise NoStacks(f"process {pid} does not listen to a signal (yet)")
     if not ear.signal:
         raise NoStacks(f"process {pid} listens to no signal: its model has taken all that there are")
-    if (state := _state(pid)) in ("T", "t"):
-        raise NoStacks(f"process {pid} is stopped (state {state}): a signal would not reach it; only py-spy can look into it")
+    _refuse_stopped(pid)
     if not _mask(Path(f"/proc/{pid}/status"), "SigCgt") >> (ear.signal - 1) & 1:
         raise NoStacks(f"process {pid} does not listen to signal {ear.signal} any more")
     return ear
@@ -152,6 +151,7 @@ def _written(pid: int, fd: int, ear: Listener, before: frozenset[int], deadline:
         if size > ear.start and not _blocking(pid, ear.signal) - before:
             note = ""
             break
+        _refuse_stopped(pid)
         if time.monotonic() > deadline:
             if size <= ear.start:
                 state = _state(pid) or "gone"
@@ -160,6 +160,11 @@ def _written(pid: int, fd: int, ear: Listener, before: frozenset[int], deadline:
             break
         time.sleep(_LOOK_S)
     return os.pread(fd, MAX_BYTES + 1, ear.start), note
+
+
+def _refuse_stopped(pid: int) -> None:
+    if (state := _state(pid)) in ("T", "t"):
+        raise NoStacks(f"process {pid} is stopped (state {state}): no signal reaches it, and only py-spy can look into it")
 
 
 def _blocking(pid: int, number: int) -> frozenset[int]:
