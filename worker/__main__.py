@@ -236,10 +236,10 @@ class Worker:
         spec = self.spec
         return {"worker": spec.slot, "incarnation": spec.incarnation, "device": spec.device_id, "memory": self.memory.report()}
 
-    def room(self) -> tuple[int | None, int]:
-        """Say what host memory this process may still take, None: without a limit, and what it has taken."""
-        limit, used = self.device.host.limit(), self.device.host.used()
-        return None if limit is None else limit - used, used
+    def room(self) -> int | None:
+        """Say what host memory this process may still take; None: there is no limit."""
+        limit = self.device.host.limit()
+        return None if limit is None else limit - self.device.host.used()
 
     def each_beat(self) -> None:
         """Do what is to be done now and then; called by the beat's thread."""

@@ -16,7 +16,7 @@ import pstats
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -25,10 +25,10 @@ from gpupool.logs import Log
 #: Lines of the table, and characters of a name in it.
 LINES: Final = 20
 _NAME_CHARS: Final = 120
-#: How far records may grow: some 100,000 operators. What is made of them afterwards takes five times as much for a moment (measured: 1.25
-#: kB for each operator and then 6.4), so that a tenth of the room at most goes to records.
-_MOST_BYTES: Final = 128 << 20
-_SHARE_OF_ROOM: Final = 10
+#: Records of one profile, and what to reckon with for each of them, in bytes. Measured: 6 kB from recording to the table (torch 2.13).
+#: torch's own table takes 3.6 kB more, and ended a worker with 200 MB of room.
+_MOST_RECORDS: Final = 50_000
+_RECORD_BYTES: Final = 16 << 10
 _LEAST_ROOM_BYTES: Final = 64 << 20
 #: torch writes the values of numbers among an operator's arguments, which may be a client's. Shapes may stay.
 _VALUES: Final = re.compile(r'"Concrete Inputs": \[(?:"(?:[^"\\]|\\.)*"(?:, ?)?)*\]')
@@ -53,6 +53,9 @@ class Recorder(Protocol):
 
     def stop(self) -> None:
         """No more batches."""
+
+    def count(self) -> int:
+        """Return how many records there are, where each takes memory. After `stop`."""
 
     def write(self, path: Path) -> tuple[Path, list[Operator]]:
         """Write the file, beside the given path with an ending of its own, and sum up; most expensive first."""
@@ -99,15 +102,11 @@ class TorchRecorder:
         finally:
             raw.unlink(missing_ok=True)
             new.unlink(missing_ok=True)
-        averages = self._profile.key_averages()
-        rows = [
-            {
-                "name": str(a.key)[:_NAME_CHARS], "calls": int(a.count), "self_ms": a.self_cpu_time_total / 1000,
-                "total_ms": a.cpu_time_total / 1000, "device_ms": a.self_device_time_total / 1000 if self._on_card else None,
-            }
-            for a in averages
-        ]  # fmt: skip
-        return file, _dearest(rows)
+        return file, _dearest(_summed(self._profile.kineto_results.events(), on_card=self._on_card))
+
+    def count(self) -> int:
+        """Return how many operators and kernels were recorded."""
+        return len(self._profile.kineto_results.events())
 
 
 class PythonRecorder:
@@ -133,6 +132,10 @@ class PythonRecorder:
         """Leave nothing on, should a batch's end have failed."""
         self._profile.disable()
 
+    def count(self) -> int:
+        """Return 0: it keeps sums only."""
+        return 0
+
     def write(self, path: Path) -> tuple[Path, list[Operator]]:
         """Write what `python -m pstats` reads."""
         file, new = path.with_name(f"{path.name}.pstats"), path.with_name(f"{path.name}.new.pstats")
@@ -155,10 +158,16 @@ class PythonRecorder:
 class _Job:
     """One order under way; `ended` says why it stopped recording."""
 
-    def __init__(self, number: int, path: str, batches: int, seconds: float, recorder: Recorder, most_bytes: int) -> None:
-        self.number, self.path, self.batches, self.seconds, self.recorder = number, path, batches, seconds, recorder
-        self.most_bytes = most_bytes
-        self.start_bytes: int | None = None  # used when recording began; None: it has not
+    def __init__(
+        self, number: int, path: str, batches: int, seconds: float, make: Callable[[], Recorder], room: int | None
+    ) -> None:
+        self.number, self.path, self.batches, self.seconds = number, path, batches, seconds
+        self.make = make
+        self.recorder = make()
+        self.room = room
+        self.started = False
+        #: Batches that memory allows; None: the first batch is being recorded to see how many records one makes, and thrown away.
+        self.allowed: int | None = None
         self.seen = 0
         self.ended = ""
         self.error = ""
@@ -170,14 +179,14 @@ class Profiles:
 
     Args:
         card: whether the device is one.
-        room: memory that this process may still take, and what it has taken, in bytes; the first None: there is no limit.
+        room: memory that this process may still take, in bytes; None: there is no limit.
         between: has the work loop call something between two batches, at once when it waits.
         answer: takes the answer to the order.
     """
 
     def __init__(
         self,
-        room: Callable[[], tuple[int | None, int]],
+        room: Callable[[], int | None],
         between: Callable[[Callable[[], None]], None],
         answer: Callable[[dict[str, Any]], object],
         log: Log,
@@ -220,9 +229,9 @@ class Profiles:
         if job is None:
             return work()
         try:
-            if job.start_bytes is None:
-                job.start_bytes = self._room()[1]
+            if not job.started:
                 job.recorder.start()
+                job.started = True
             job.recorder.begin(name)
         except Exception as e:
             self._stop(job, "failed", error=_words(e))
@@ -233,26 +242,39 @@ class Profiles:
             self._ran(job)
 
     def _prepare(self, number: int, path: str, batches: int, seconds: float) -> _Job:
-        room, _ = self._room()
+        room = self._room()
         if room is not None and room < _LEAST_ROOM_BYTES:
             raise MemoryError(f"{room >> 20} MiB are left of this worker's memory, a profile needs {_LEAST_ROOM_BYTES >> 20}")
         torch = sys.modules.get("torch")
-        recorder = PythonRecorder() if torch is None else TorchRecorder(torch, on_card=self._card)
-        most = _MOST_BYTES if room is None else min(_MOST_BYTES, room // _SHARE_OF_ROOM)
-        return _Job(number, path, batches, seconds, recorder, most)
+
+        def make() -> Recorder:
+            return PythonRecorder() if torch is None else TorchRecorder(torch, on_card=self._card)
+
+        return _Job(number, path, batches, seconds, make, room)
 
     def _ran(self, job: _Job) -> None:
         try:
             job.recorder.end()
+            if job.allowed is None:
+                self._size_up(job)
+                return
             job.seen += 1
-            grown = self._room()[1] - (job.start_bytes or 0)
+            room = self._room()
         except Exception as e:
             self._stop(job, "failed", error=_words(e))
             return
         if job.seen >= job.batches:
             self._stop(job, "batches")
-        elif grown > job.most_bytes:
+        elif job.seen >= job.allowed or (room is not None and job.room is not None and room < job.room / 2):
             self._stop(job, "memory")
+
+    def _size_up(self, job: _Job) -> None:
+        """See what one batch records, and begin anew with as many as there is room for: at least one."""
+        job.recorder.stop()
+        records = job.recorder.count()
+        most = _MOST_RECORDS if job.room is None else min(_MOST_RECORDS, job.room // _RECORD_BYTES)
+        job.started, job.recorder = False, job.make()
+        job.allowed = max(1, most // max(1, records)) if records else job.batches
 
     def _stop(self, job: _Job, why: str, error: str = "") -> None:
         """End recording, on the work loop's thread; once."""
@@ -261,7 +283,8 @@ class Profiles:
         self._job = None
         job.ended, job.error = why, error
         try:
-            if job.start_bytes is not None:
+            if job.started:
+                job.started = False
                 job.recorder.stop()
         except Exception as e:
             job.error = job.error or _words(e)
@@ -292,6 +315,33 @@ class Profiles:
             if not job.over.is_set():
                 job.over.wait()
                 self._busy.release()
+
+
+def _summed(events: Sequence[Any], *, on_card: bool) -> list[Operator]:
+    """Sum up torch's events by name; a host operator's own time is without that of those within it. Kernels have rows of their own."""
+    host, rows = [], {}
+    for event in events:
+        name, length = str(event.name())[:_NAME_CHARS], event.duration_ns()
+        row = rows.setdefault(
+            name, {"name": name, "calls": 0, "self_ms": 0.0, "total_ms": 0.0, "device_ms": 0.0 if on_card else None}
+        )
+        row["calls"] += 1
+        if event.device_type().name == "CPU":
+            row["total_ms"] += length / 1e6
+            host.append((event.start_thread_id(), event.start_ns(), -length, name))
+        elif on_card:
+            row["device_ms"] += length / 1e6
+    host.sort()  # whoever contains others stands before them
+    outer: list[tuple[int, int, str]] = []  # thread, end and name of those that are open
+    for thread, start, minus_length, name in host:
+        end = start - minus_length
+        while outer and (outer[-1][0] != thread or outer[-1][1] <= start):
+            outer.pop()
+        rows[name]["self_ms"] -= minus_length / 1e6
+        if outer:
+            rows[outer[-1][2]]["self_ms"] += minus_length / 1e6
+        outer.append((thread, end, name))
+    return list(rows.values())
 
 
 def _dearest(rows: list[Operator]) -> list[Operator]:
