@@ -16,7 +16,8 @@ from typing import Any, cast
 import pytest
 
 from gpupool.logs import Log
-from gpupool.worker.profile import LINES, Profiles
+from gpupool.worker.profile import Profiles
+from gpupool.worker.recorders import LINES
 
 MIB = 1 << 20
 
@@ -159,7 +160,7 @@ def test_a_profiler_that_raises_fails_no_batch(tmp_path: Path, monkeypatch: pyte
     def fail(*_: Any) -> None:
         raise RuntimeError("the profiler is broken")
 
-    monkeypatch.setattr(f"gpupool.worker.profile.PythonRecorder.{part}", fail)
+    monkeypatch.setattr(f"gpupool.worker.recorders.PythonRecorder.{part}", fail)
     bench = Bench()
     bench.profiles.order(1, str(tmp_path / "p"), batches=5, seconds=60)
 
