@@ -41,6 +41,7 @@ Every message is a map with a key `t`. The first to a child is its `spec`. What 
 | --- | --- |
 | settings {batching, memory} | batching settings of each model and those of memory, after a reload; they hold from the next batch |
 | snapshot {n, path, seconds} | write a memory snapshot to that path; answer {n, files, …} or {n, error} |
+| profile {n, path, batches, seconds} | profile the next batches, at most so long, and write it beside that path; answer {n, batches, file, …} or {n, error} |
 | drill {kind} | kind `hang`: let the work loop block for ever in its next batch, at once when nothing waits (see supervisor.drill) |
 | stop {} | finish the running batch, give the rest back, exit 0 (SIGTERM means the same) |
 """

@@ -42,6 +42,14 @@ class RuntimeDir:
         """A worker's last memory snapshot."""
         return self.path / f"snapshot-{slot}.json"
 
+    def profile(self, slot: int) -> Path:
+        """A worker's last profile; the worker adds the ending of what it is."""
+        return self.path / f"profile-{slot}"
+
+    def stacks(self, process: str) -> Path:
+        """Where a process ("supervisor", "router", "worker-0") writes its stacks on a signal, see stack_dump."""
+        return self.path / f"stacks-{process}.txt"
+
     def problem(self) -> str | None:
         """Say what is wrong with this directory's name, if anything is."""
         longest = max(len(os.fsencode(p)) for p in (self.control, self.workers))

@@ -110,6 +110,7 @@ class RouterSpec:
     clients: dict[str, ClientSpec] = dataclasses.field(default_factory=dict)  # by the name of the client's key
     log: LogSpec = LogSpec()
     traces: TraceSpec = TraceSpec()
+    stacks_file: str = ""  # where to write the stacks on a signal; "": nowhere
     #: Inherited descriptors of sockets that listen already, the supervisor's: on each of `bind`, and on `workers_endpoint`.
     bind_fds: tuple[int, ...] = ()
     workers_fd: int = -1
@@ -135,6 +136,7 @@ class WorkerSpec:
     cpus: tuple[int, ...] = ()  # to run on: those next to its card; empty: all
     memory: MemorySpec = MemorySpec()
     log: LogSpec = LogSpec()
+    stacks_file: str = ""  # where to write the stacks on a signal; "": nowhere
 
 
 def to_message(spec: RouterSpec | WorkerSpec) -> dict[str, Any]:

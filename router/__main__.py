@@ -8,6 +8,7 @@ import sys
 
 from gpupool import child, logs
 from gpupool.spec import router_spec
+from gpupool.stack_dump import StackDump
 
 from .loop import Router
 
@@ -16,6 +17,7 @@ def main() -> int:
     """Take up what was inherited, and serve."""
     given = child.attach()
     spec = router_spec(given.spec)
+    StackDump(spec.stacks_file)
     log = logs.configure("router", spec.log)
     # A connection costs a descriptor; the soft limit is usually the one meant for programs that use select().
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from gpupool.board import Board, SlotRecord, SlotWord, Word
@@ -53,6 +52,7 @@ from .workers import END_REASONS
 
 if TYPE_CHECKING:
     from gpupool.config import Config
+    from gpupool.paths import RuntimeDir
 
     from .chronicle import Chronicle
     from .devices import Device
@@ -264,7 +264,7 @@ class Supervisor:
 
     def _spawn_router(self, epoch: int, reason: str) -> None:
         spec = router_spec_from(
-            self.config, listeners=self._listeners, epoch=epoch, token=self._token, devices=self.devices, overflow=self._overflow, log=self.log_spec("router"),
+            self.config, runtime=self._instance.runtime, listeners=self._listeners, epoch=epoch, token=self._token, devices=self.devices, overflow=self._overflow, log=self.log_spec("router"),
         )  # fmt: skip
         self.children.spawn_router(spec, reason)
 
@@ -329,9 +329,10 @@ class Supervisor:
         """The process that is in a slot now."""
         return self.children.workers.get((slot, self.pool.slots[slot].incarnation))
 
-    def snapshot_path(self, slot: int) -> Path:
-        """Where a worker's last memory snapshot stands."""
-        return self._instance.runtime.snapshot(slot)
+    @property
+    def runtime(self) -> RuntimeDir:
+        """Where the pool's files stand."""
+        return self._instance.runtime
 
     async def books(self) -> dict[str, Any]:
         """The router's books, fresh if it gives them in time; one that hangs is not asked, so that the answer comes at once."""

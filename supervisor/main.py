@@ -20,6 +20,7 @@ from gpupool.config import log_spec
 from gpupool.exits import Exit
 from gpupool.logs import Log, configure
 from gpupool.paths import RuntimeDir, find_runtime_dir
+from gpupool.stack_dump import StackDump
 
 from .chronicle import Chronicle
 from .devices import DeviceError, DeviceTrouble, choose, overflow_devices
@@ -85,6 +86,7 @@ def _run(config: Config, log: Log) -> int:
     runtime = RuntimeDir(Path(config.pool.runtime_dir)) if config.pool.runtime_dir else find_runtime_dir(None)
     with ExitStack() as stack:
         instance = stack.enter_context(closing(Instance(runtime)))
+        StackDump(str(runtime.stacks("supervisor")))
         devices = choose(
             config.pool.devices, os.environ, warn=lambda reason: log.event.warning("devices_passed_over", reason=reason)
         )

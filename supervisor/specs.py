@@ -46,7 +46,15 @@ def leak_policy_from(config: Config) -> LeakPolicy:
 
 
 def router_spec_from(
-    config: Config, *, listeners: Listeners, epoch: int, token: str, devices: Sequence[Device], overflow: int, log: LogSpec
+    config: Config,
+    *,
+    runtime: RuntimeDir,
+    listeners: Listeners,
+    epoch: int,
+    token: str,
+    devices: Sequence[Device],
+    overflow: int,
+    log: LogSpec,
 ) -> RouterSpec:
     """What the router is told."""
     r = config.router
@@ -60,6 +68,7 @@ def router_spec_from(
         max_message_bytes=r.max_message_bytes, default_timeout_ms=r.default_timeout_ms, max_attempts=r.max_attempts, log=log,
         curve=curve, clients=clients_from(config),
         traces=TraceSpec(**config.traces.model_dump(), devices=tuple(device.id for device in devices)),
+        stacks_file=str(runtime.stacks("router")),
     )  # fmt: skip
 
 
@@ -88,7 +97,7 @@ def worker_spec_from(
         load_timeout_s=s.load_timeout_s, batch_timeout_s=s.batch_timeout_s, max_message_bytes=config.router.max_message_bytes,
         search_path=(str(config.source.parent.absolute()),),
         memory=memory_from(config), log=log,
-        cpus=tuple(sorted(cpus or ())),
+        cpus=tuple(sorted(cpus or ())), stacks_file=str(runtime.stacks(f"worker-{slot}")),
     )  # fmt: skip
 
 

@@ -23,12 +23,14 @@ Peer = tuple[int, int]
 #: How long a drill is followed when the asker does not say, and at the most.
 _DRILL_S: Final = 180.0
 _MAX_DRILL_S: Final = 3600.0
-#: How long a snapshot may trace, and how long its taking may last when the asker does not say.
+#: How long a snapshot or a profile may trace, and how long its taking may last when the asker does not say.
 _MAX_TRACE_S: Final = 3600.0
 _TAKING_S: Final = 120.0
 #: How long another log level holds when the asker does not say (debug is easily forgotten), and at the most.
 _LEVEL_S: Final = 600.0
 _MAX_LEVEL_S: Final = 86400.0
+#: Batches of one profile: what it records of each takes memory.
+_MAX_BATCHES: Final = 1000
 
 
 class Verbs:
@@ -46,6 +48,7 @@ class Verbs:
             "release": self._release,
             "drill": self._drill, "clear_poison": self._clear_poison, "snapshot": self._snapshot, "events": self._events,
             "log_level": self._log_level,
+            "profile": self._profile,
         }  # fmt: skip
 
     async def _status(self, _: dict[str, Any], __: Peer) -> Any:
@@ -139,21 +142,32 @@ class Verbs:
             self._drilling = False
 
     async def _snapshot(self, args: dict[str, Any], peer: Peer) -> Any:
+        slot = self._slot(str(args.get("worker")))
+        return await self._look_into("snapshot", slot, args, peer, path=str(self._supervisor.runtime.snapshot(slot)))
+
+    async def _profile(self, args: dict[str, Any], peer: Peer) -> Any:
+        slot, batches = self._slot(str(args.get("worker"))), args.get("batches", 10)
+        if type(batches) is not int or not 1 <= batches <= _MAX_BATCHES:
+            raise Refused("bad_request", f"batches: expected a whole number from 1 to {_MAX_BATCHES}")
+        path = self._supervisor.runtime.profile(slot)
+        return await self._look_into("profile", slot, args, peer, path=str(path), batches=batches)
+
+    async def _look_into(self, what: str, slot: int, args: dict[str, Any], peer: Peer, **fields: Any) -> Any:
+        """Have a worker look into itself for some seconds, and pass on what it says of the file that it wrote."""
         s = self._supervisor
-        slot, seconds, within_s = self._slot(str(args.get("worker"))), args.get("seconds", 0.0), args.get("within_s", _TAKING_S)
+        seconds, within_s = args.get("seconds", 0.0), args.get("within_s", _TAKING_S)
         for name, value in (("seconds", seconds), ("within_s", within_s)):
             if not isinstance(value, int | float) or not 0 <= value <= _MAX_TRACE_S:
                 raise Refused("bad_request", f"{name}: expected a number of seconds from 0 to {_MAX_TRACE_S:g}")
         child = s.child(slot)
         if child is None or not s.pool.slots[slot].joined:
             raise Refused("refused", f"worker {slot} is {s.pool.slots[slot].state}: it has loaded no models")
-        s.log.event.info("asked", verb="snapshot", workers=[slot], seconds=seconds, uid=peer[0], by=peer[1])
-        path = s.snapshot_path(slot)
-        answer = await s.children.ask_worker(child, "snapshot", seconds + within_s, path=str(path), seconds=seconds)
+        s.log.event.info("asked", verb=what, workers=[slot], seconds=seconds, uid=peer[0], by=peer[1])
+        answer = await s.children.ask_worker(child, what, seconds + within_s, seconds=seconds, **fields)
         if answer is None:
-            raise Refused("refused", f"worker {slot} gave no snapshot within {seconds + within_s:g} s, or ended")
+            raise Refused("refused", f"worker {slot} gave no {what} within {seconds + within_s:g} s, or ended")
         if "error" in answer:
-            raise Refused("snapshot_failed", f"worker {slot}: {answer['error']}")
+            raise Refused(f"{what}_failed", f"worker {slot}: {answer['error']}")
         return {"worker": slot, **{key: value for key, value in answer.items() if key not in ("t", "n")}}
 
     async def reload_quietly(self) -> None:

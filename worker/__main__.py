@@ -22,6 +22,7 @@ from gpupool import child, logs
 from gpupool.board import Phase
 from gpupool.exits import Exit
 from gpupool.spec import WorkerSpec, worker_spec
+from gpupool.stack_dump import StackDump
 
 from .backlog import Backlog
 from .batcher import Batcher
@@ -37,6 +38,7 @@ from .link import Link
 from .memory import Memory
 from .models import LoadError, Model, import_model, load_model, put_first, threads, warm_up
 from .preparers import Preparers
+from .profile import Profiles
 from .record import Record
 from .replies import Replies
 from .report import Report
@@ -68,9 +70,13 @@ class Worker:
             self.describe, self.device.torch, lambda: self.backlog.between_batches(spec.batch_timeout_s),
             inherited.channel.send, self.log,
         )  # fmt: skip
+        self.profiles = Profiles(
+            self.room, self.backlog.run_between, inherited.channel.send, self.log,
+            card=spec.device != "cpu", last_batch_s=spec.batch_timeout_s,
+        )  # fmt: skip
         self.link = Link(
             spec, inherited.board, inherited.channel, self.record, self.backlog, self.log, self.leave, self.memory.settings,
-            self.snapshots.order,
+            self.snapshots.order, self.profiles.order,
         )  # fmt: skip
         self.preparers = Preparers(())
         self.beat = Beat(
@@ -79,6 +85,7 @@ class Worker:
         )  # fmt: skip
         self.report = Report(inherited.channel, self.log)
         self.report.add("log", self.log.report)
+        self.stack_dump = StackDump(spec.stacks_file)
 
     def run(self) -> NoReturn:
         """Do all of it; returns never."""
@@ -156,12 +163,13 @@ class Worker:
 
     def serve(self, models: list[Model]) -> NoReturn:
         """Run batches until told to stop."""
-        record, backlog, link = self.record, self.backlog, self.link
+        record, backlog, link, profiles = self.record, self.backlog, self.link, self.profiles
         executor = Executor(
             models, self.policies, record, self.device, self.ceilings, self.log, self.exhaustion,
             batch_timeout_s=self.spec.batch_timeout_s,
         )  # fmt: skip
         self.listen()  # a model that loaded may have taken the signals for itself
+        self.stack_dump.listen_anew()
         # What was loaded stays: later collections need not look at it again.
         gc.collect()
         gc.freeze()
@@ -182,7 +190,11 @@ class Worker:
         while (taken := backlog.next_batch()) is not None:
             batch, samples = taken
             try:
-                done, clean = executor.run(batch, samples)
+                if profiles.on:
+                    name = f"gpupool: a batch of {models[batch.key[0]].spec.name}"
+                    done, clean = profiles.run(name, lambda b=batch, s=samples: executor.run(b, s))  # type: ignore[misc]
+                else:
+                    done, clean = executor.run(batch, samples)
             except StickyFault as e:
                 self.log.event.error("device_poisoned", detail=str(e), batch_size=batch.rows)
                 link.finish(_FLUSH_TIMEOUT_S)
@@ -225,8 +237,14 @@ class Worker:
         spec = self.spec
         return {"worker": spec.slot, "incarnation": spec.incarnation, "device": spec.device_id, "memory": self.memory.report()}
 
+    def room(self) -> int | None:
+        """Say what host memory this process may still take; None: there is no limit."""
+        limit = self.device.host.limit()
+        return None if limit is None else limit - self.device.host.used()
+
     def each_beat(self) -> None:
         """Do what is to be done now and then; called by the beat's thread."""
+        self.stack_dump.listen()  # should the model have come to use its signal
         self.backlog.refresh()
         self.look_for_lost_memory()
         self.report.tick()

@@ -41,6 +41,7 @@ class Backlog:
         self._running = 0
         self._undecoded = 0
         self._closed = False
+        self._errand: Callable[[], None] | None = None  # what the work loop is to do before it cuts another batch
         self._drilled_s = 0.0  # a drill was ordered: the work loop hangs, with this deadline
 
     def add(self, items: Sequence[Item], *, undecoded: int) -> None:
@@ -98,6 +99,13 @@ class Backlog:
             self._at_rest = True
             self._rests.notify_all()
             while True:
+                if self._errand is not None and not self._held:
+                    errand, self._errand = self._errand, None
+                    self._changed.release()  # the link and the beat need it, and need not wait
+                    try:
+                        errand()
+                    finally:
+                        self._changed.acquire()
                 self._read_shares()
                 now = self._clock()
                 if expired := self._batcher.expire(now):
@@ -134,6 +142,12 @@ class Backlog:
             with self._changed:
                 self._held -= 1
                 self._changed.notify()
+
+    def run_between(self, errand: Callable[[], None]) -> None:
+        """Have the work loop call something between two batches: at once when it waits. It must raise nothing."""
+        with self._changed:
+            self._errand = errand
+            self._changed.notify()
 
     def ran(self, batch: Batch, started_at: float, seconds: float, *, clean: bool) -> None:
         """Note the end of a batch, for the forecasts if it went well: when it began and how long it took, in monotonic seconds."""

@@ -69,6 +69,7 @@ class Link:
         leave: ends the process with a code, after flushing what can be flushed.
         memory_settings: puts settings of [memory] into force that a reload has changed.
         snapshot: begins a memory snapshot and returns at once.
+        profile: does the same with a profile.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Link:
         leave: Callable[[int], None],
         memory_settings: Callable[[MemorySpec], None],
         snapshot: Callable[[int, str, float], None],
+        profile: Callable[[int, str, int, float], None],
     ) -> None:
         self._spec = spec
         self._board = board
@@ -91,6 +93,7 @@ class Link:
         self._leave = leave
         self._memory_settings = memory_settings
         self._snapshot = snapshot
+        self._profile = profile
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         signals, self.signal_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._signals = signals
@@ -211,6 +214,8 @@ class Link:
                     self._backlog.configure([batching_spec(values) for values in message["batching"]])
                 elif message.get("t") == "snapshot":
                     self._snapshot(message["n"], message["path"], message["seconds"])
+                elif message.get("t") == "profile":
+                    self._profile(message["n"], message["path"], message["batches"], message["seconds"])
                 elif message.get("t") == "drill" and message.get("kind") == "hang":
                     self._log.event.warning("drilled", kind="hang")
                     self._backlog.drill(self._spec.batch_timeout_s)

@@ -21,10 +21,13 @@ from .keygen import keygen
 from .log_level import log_level
 from .output import Failure, report
 from .poison import app as poison
+from .profile import profile
 from .serve import check_config, serve
 from .snapshot import snapshot
+from .stacks import stacks
 from .status import status
 from .steer import drain, release_device, reload, restart_worker, resume
+from .top import top
 
 # Plain help and plain tracebacks: rich would cost each command its import, and a log is no place for boxes.
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -45,6 +48,9 @@ for command in (
     keygen,
     log_level,
     snapshot,
+    stacks,
+    profile,
+    top,
 ):
     app.command(command.__name__.replace("_", "-"))(command)
 app.add_typer(poison, name="poison")
