@@ -10,6 +10,7 @@ from typing import Any
 from gpupool import __version__
 from gpupool.board import SlotRecord
 from gpupool.spec import ModelSpec
+from gpupool.stages import BOUNDS_S
 
 from .devices import Device
 from .pool import Pool
@@ -67,6 +68,10 @@ def document(
             **{key: books.get(key, 0) for key in ("pending", "in_flight", "accepted_total")},
             "replied_total": books.get("replied_total", {}),
             **{key: value for key, value in books.items() if key not in _ROUTER_OWN},
+            "latency": {
+                model: {"total": {"bounds_ms": _BOUNDS_MS, "counts": of["total"]["counts"]}}
+                for model, of in books.get("latencies", {}).items()
+            },
         },
         "workers": [
             _worker(slot, about, records[slot.number], cards[slot.number], reports.get(slot.number, {}), held.get(slot.number, 0), now)
@@ -76,6 +81,8 @@ def document(
         "models": [{"name": m.name, "current": m.version, "versions": [m.version]} for m in about.models],
     }  # fmt: skip
 
+
+_BOUNDS_MS = [1e3 * bound for bound in BOUNDS_S]
 
 #: Keys of the router's books that stand elsewhere in the document, are for the metrics alone, or are the channel's.
 _ROUTER_OWN = frozenset(
