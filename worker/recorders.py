@@ -11,6 +11,7 @@ import cProfile
 import gzip
 import pstats
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -28,6 +29,8 @@ class Recorder(Protocol):
     """One profiler: all but `write` is called on the work loop's thread."""
 
     kind: str
+    #: Whether each call makes a record that takes memory.
+    grows: bool
 
     def start(self) -> None:
         """Begin, before the first batch."""
@@ -52,6 +55,7 @@ class TorchRecorder:
     """torch's profiler: operators of this thread, and kernels where there is a card."""
 
     kind = "torch"
+    grows = True
 
     def __init__(self, torch: Any, *, on_card: bool) -> None:
         self._on_card = on_card
@@ -97,11 +101,20 @@ class TorchRecorder:
 
 
 class PythonRecorder:
-    """Python's own profiler, where there is no torch: functions of this thread."""
+    """Python's own profiler, where there is no torch: functions of this thread.
+
+    Raises:
+        RuntimeError: from Python 3.12 on, where cProfile is the whole interpreter's: it would count other threads' functions as the batch's.
+    """
 
     kind = "python"
+    grows = False
 
     def __init__(self) -> None:
+        if sys.version_info >= (3, 12):
+            raise RuntimeError(
+                "Python's profiler records all threads from Python 3.12 on; profile a worker that imports torch, or use 3.11"
+            )
         self._profile = cProfile.Profile()
 
     def start(self) -> None:
