@@ -98,7 +98,7 @@ def _is_free(number: int) -> bool:
 def _is_caught(number: int) -> bool:
     """Whether the kernel knows of a handler; Python does not know of those that C code sets. True where it cannot be read."""
     try:
-        with open("/proc/self/status", "rb") as status:
+        with Path("/proc/self/status").open("rb") as status:
             caught = next(int(line.split()[1], 16) for line in status if line.startswith(b"SigCgt:"))
     except (OSError, StopIteration, ValueError):
         return True

@@ -22,6 +22,9 @@ _NAME_CHARS: Final = 120
 #: torch writes the values of numbers among an operator's arguments, which may be a client's. Shapes may stay.
 _VALUES: Final = re.compile(r'"Concrete Inputs": \[(?:"(?:[^"\\]|\\.)*"(?:, ?)?)*\]')
 
+#: Whether cProfile records the thread that enables it and no other.
+_THREADS_APART: bool = sys.version_info < (3, 12)
+
 Operator = dict[str, Any]
 
 
@@ -111,7 +114,7 @@ class PythonRecorder:
     grows = False
 
     def __init__(self) -> None:
-        if sys.version_info >= (3, 12):
+        if not _THREADS_APART:
             raise RuntimeError(
                 "Python's profiler records all threads from Python 3.12 on; profile a worker that imports torch, or use 3.11"
             )

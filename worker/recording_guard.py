@@ -1,7 +1,7 @@
 """Ends a recording in the midst of a batch when it takes too much memory: a batch may make any number of records, and none can be told beforehand.
 
 A thread looks at what malloc has given out, and has the main thread, to which the recording belongs, end it between two of its bytecodes.
-A single call from Python that makes too many records is ended only when it returns.
+A single call from Python that makes too many records is ended only when it returns. A malloc that is not glibc's (LD_PRELOAD) is not seen.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from typing import Final
 
 #: How often it looks. torch makes at most 1000 records in a millisecond, of half a kB each (torch 2.13).
 _INTERVAL_S: Final = 0.001
+#: The calls that the interpreter may still make when their guard is gone; its queue of them holds 32 (Python 3.11).
+_MOST_KEPT: Final = 64
+_kept: list[object] = []
 
 
 class _Mallinfo2(ctypes.Structure):
-    _fields_ = [  # noqa: RUF012 - so ctypes wants it
+    _fields_ = [
         (name, ctypes.c_size_t)
         for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
     ]
@@ -54,7 +57,7 @@ class RecordingGuard:
         # Asked again and again until it was heard: the queue of pending calls has a bound.
         while not self._over.wait(_INTERVAL_S):
             if allocated() > limit:
-                _kept.append(self._call)  # the interpreter may call it when this object is gone
+                _kept.append(self._call)
                 del _kept[:-_MOST_KEPT]
                 ctypes.pythonapi.Py_AddPendingCall(self._call, None)
                 self._over.wait(0.05)
@@ -66,11 +69,7 @@ class RecordingGuard:
         return 0
 
 
-_MOST_KEPT: Final = 64
-_kept: list[object] = []
-
-
 def _mallinfo2() -> Callable[[], _Mallinfo2]:
     function = ctypes.CDLL(None).mallinfo2
     function.restype = _Mallinfo2
-    return function  # type: ignore[no-any-return]
+    return function

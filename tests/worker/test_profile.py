@@ -42,6 +42,7 @@ class Bench:
 @pytest.fixture
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr("gpupool.worker.recorders._THREADS_APART", True)  # here no other thread works
 
 
 def marked_work() -> int:
@@ -227,7 +228,7 @@ def test_one_that_leaves_next_to_nothing_asks_for_a_new_process(tmp_path: Path) 
 def test_where_pythons_profiler_would_record_other_threads_too_it_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "version_info", (3, 12, 0))
+    monkeypatch.setattr("gpupool.worker.recorders._THREADS_APART", False)
     bench = Bench()
     bench.profiles.order(1, str(tmp_path / "p"), batches=1, seconds=60)
 
