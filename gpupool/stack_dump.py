@@ -46,8 +46,12 @@ class StackDump:
         self.listen()
 
     def listen(self) -> None:
-        """Take another signal if ours has got a handler of somebody else's."""
-        if self._fd < 0 or (self._signal and _is_free(self._signal)):
+        """Take another signal if ours has got a handler of somebody else's, and ours again if that one has put back what Python knew of."""
+        if self._fd < 0:
+            return
+        if self._signal and _is_free(self._signal):
+            if not _is_caught(self._signal):  # it would now end this process
+                self._register_anew()
             return
         # The one that was lost is not unregistered: that would take it from who has it now.
         self._signal = next((number for number in SIGNALS if _is_free(number)), 0)
@@ -58,9 +62,12 @@ class StackDump:
     def listen_anew(self) -> None:
         """Take the signal again although Python knows of no other handler: a model that loaded may have gone past it."""
         if self._signal and _is_free(self._signal):
-            faulthandler.unregister(self._signal)
-            faulthandler.register(self._signal, file=self._fd, all_threads=True)
+            self._register_anew()
         self.listen()
+
+    def _register_anew(self) -> None:
+        faulthandler.unregister(self._signal)
+        faulthandler.register(self._signal, file=self._fd, all_threads=True)
 
     def _tell(self) -> None:
         if self._fd >= 0:
@@ -86,3 +93,13 @@ def listener(path: Path) -> Listener | None:
 
 def _is_free(number: int) -> bool:
     return signal.getsignal(number) == signal.SIG_DFL
+
+
+def _is_caught(number: int) -> bool:
+    """Whether the kernel knows of a handler; Python does not know of those that C code sets. True where it cannot be read."""
+    try:
+        with Path("/proc/self/status").open("rb") as status:
+            caught = next(int(line.split()[1], 16) for line in status if line.startswith(b"SigCgt:"))
+    except (OSError, StopIteration, ValueError):
+        return True
+    return bool(caught >> (number - 1) & 1)

@@ -71,7 +71,8 @@ class Worker:
             inherited.channel.send, self.log,
         )  # fmt: skip
         self.profiles = Profiles(
-            self.room, self.backlog.run_between, inherited.channel.send, self.log,
+            self.room, self.backlog.run_between, inherited.channel.send,
+            lambda reason: inherited.channel.send({"t": "recycle", "reason": reason}), self.log,
             card=spec.device != "cpu", last_batch_s=spec.batch_timeout_s,
         )  # fmt: skip
         self.link = Link(

@@ -16,11 +16,17 @@ from typing import Any, Final, TypeVar
 from gpupool.logs import Log
 
 from .recorders import PythonRecorder, Recorder, TorchRecorder
+from .recording_guard import RecordingGuard
 
-#: Records of one profile, and what to reckon with for each of them, in bytes. Measured: 6 kB from recording to the table (torch 2.13).
+#: Records of one profile, and what to reckon with for each of them, in bytes. Measured: 3 to 6 kB from recording to the table (torch 2.13);
+#: an operator called from Python makes 1 to 12 of them, `y + 1` five.
 _MOST_RECORDS: Final = 50_000
 _RECORD_BYTES: Final = 16 << 10
 _LEAST_ROOM_BYTES: Final = 64 << 20
+#: What recording itself may take, as a share of the room: measured, 0.3 to 0.5 kB a record, and 11 times that when it has ended.
+_RECORDING_SHARE: Final = 24
+#: A profile that leaves less than this share of the room it found has used the process up: what malloc got it seldom gives back.
+_USED_UP_SHARE: Final = 4
 
 Result = TypeVar("Result")
 
@@ -35,6 +41,7 @@ class _Job:
         self.make = make
         self.recorder = make()
         self.room = room
+        self.guard: RecordingGuard | None = None
         self.started = False
         #: Batches that memory allows; None: the first batch is being recorded to see how many records one makes, and thrown away.
         self.allowed: int | None = None
@@ -52,6 +59,7 @@ class Profiles:
         room: memory that this process may still take, in bytes; None: there is no limit.
         between: has the work loop call something between two batches, at once when it waits.
         answer: takes the answer to the order.
+        recycle: takes the reason, when a profile has left so little memory that a new process should take this one's place.
         last_batch_s: how long to wait, when the time is up, for a batch that runs then.
     """
 
@@ -60,6 +68,7 @@ class Profiles:
         room: Callable[[], int | None],
         between: Callable[[Callable[[], None]], None],
         answer: Callable[[dict[str, Any]], object],
+        recycle: Callable[[str], object],
         log: Log,
         *,
         card: bool,
@@ -69,6 +78,7 @@ class Profiles:
         self._room = room
         self._between = between
         self._answer = answer
+        self._recycle = recycle
         self._log = log
         self._last_batch_s = last_batch_s
         self._busy = threading.Lock()
@@ -101,8 +111,7 @@ class Profiles:
             return work()
         try:
             if not job.started:
-                job.recorder.start()
-                job.started = True
+                self._start(job)
             job.recorder.begin(name)
         except Exception as e:
             self._stop(job, "failed", error=_words(e))
@@ -123,7 +132,31 @@ class Profiles:
 
         return _Job(number, path, batches, seconds, make, room)
 
+    def _start(self, job: _Job) -> None:
+        if job.recorder.grows:
+            room = _MOST_RECORDS * _RECORD_BYTES if job.room is None else job.room
+            job.guard = RecordingGuard(room // _RECORDING_SHARE, lambda: self._outgrown(job))
+            job.guard.start()
+        job.started = True
+        job.recorder.start()
+
+    def _outgrown(self, job: _Job) -> None:
+        """End it in the midst of a batch, which goes on."""
+        if self._job is not job:
+            return
+        try:
+            job.recorder.end()
+        except Exception as e:
+            self._stop(job, "failed", error=_words(e))
+            return
+        if job.seen:
+            self._stop(job, "memory")
+        else:
+            self._stop(job, "failed", error="one batch makes more records than this worker has memory for")
+
     def _ran(self, job: _Job) -> None:
+        if self._job is not job:
+            return  # ended in its midst
         try:
             job.recorder.end()
             if job.allowed is None:
@@ -140,12 +173,20 @@ class Profiles:
             self._stop(job, "memory")
 
     def _size_up(self, job: _Job) -> None:
-        """See what one batch records, and begin anew with as many as there is room for: at least one."""
+        """See what one batch records, and begin anew with as many as there is room for. Raises MemoryError: not for one."""
+        self._unguard(job)
         job.recorder.stop()
         records = job.recorder.count()
         most = _MOST_RECORDS if job.room is None else min(_MOST_RECORDS, job.room // _RECORD_BYTES)
         job.started, job.recorder = False, job.make()
-        job.allowed = max(1, most // max(1, records)) if records else job.batches
+        if records > most:
+            raise MemoryError(f"one batch makes {records} records, and this worker has memory for {most}")
+        job.allowed = most // records if records else job.batches
+
+    def _unguard(self, job: _Job) -> None:
+        if job.guard is not None:
+            job.guard.stop()
+            job.guard = None
 
     def _stop(self, job: _Job, why: str, error: str = "") -> None:
         """End recording, on the work loop's thread; once."""
@@ -153,6 +194,7 @@ class Profiles:
             return
         self._job = None
         job.ended, job.error = why, error
+        self._unguard(job)
         try:
             if job.started:
                 job.started = False
@@ -186,6 +228,12 @@ class Profiles:
             if not job.over.is_set():
                 job.over.wait()
                 self._busy.release()
+            self._look_for_lost_memory(job)
+
+    def _look_for_lost_memory(self, job: _Job) -> None:
+        room = self._room()
+        if room is not None and job.room is not None and room < job.room / _USED_UP_SHARE:
+            self._recycle(f"a profile has left {max(0, room) >> 20} MiB of the {job.room >> 20} MiB that were free")
 
 
 def _words(error: BaseException) -> str:

@@ -11,6 +11,7 @@ import cProfile
 import gzip
 import pstats
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -21,6 +22,9 @@ _NAME_CHARS: Final = 120
 #: torch writes the values of numbers among an operator's arguments, which may be a client's. Shapes may stay.
 _VALUES: Final = re.compile(r'"Concrete Inputs": \[(?:"(?:[^"\\]|\\.)*"(?:, ?)?)*\]')
 
+#: Whether cProfile records the thread that enables it and no other.
+_THREADS_APART: bool = sys.version_info < (3, 12)
+
 Operator = dict[str, Any]
 
 
@@ -28,6 +32,8 @@ class Recorder(Protocol):
     """One profiler: all but `write` is called on the work loop's thread."""
 
     kind: str
+    #: Whether each call makes a record that takes memory.
+    grows: bool
 
     def start(self) -> None:
         """Begin, before the first batch."""
@@ -52,6 +58,7 @@ class TorchRecorder:
     """torch's profiler: operators of this thread, and kernels where there is a card."""
 
     kind = "torch"
+    grows = True
 
     def __init__(self, torch: Any, *, on_card: bool) -> None:
         self._on_card = on_card
@@ -97,11 +104,20 @@ class TorchRecorder:
 
 
 class PythonRecorder:
-    """Python's own profiler, where there is no torch: functions of this thread."""
+    """Python's own profiler, where there is no torch: functions of this thread.
+
+    Raises:
+        RuntimeError: from Python 3.12 on, where cProfile is the whole interpreter's: it would count other threads' functions as the batch's.
+    """
 
     kind = "python"
+    grows = False
 
     def __init__(self) -> None:
+        if not _THREADS_APART:
+            raise RuntimeError(
+                "Python's profiler records all threads from Python 3.12 on; profile a worker that imports torch, or use 3.11"
+            )
         self._profile = cProfile.Profile()
 
     def start(self) -> None:

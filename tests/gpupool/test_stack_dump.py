@@ -72,6 +72,18 @@ signal.raise_signal(signal.SIGUSR2)
     assert "in outermost" in file.read_text()
 
 
+def test_one_that_was_borrowed_and_put_back_is_taken_again_with_the_next_beat(tmp_path: Path) -> None:
+    file = tmp_path / "stacks"
+    play(f"""
+dump = StackDump({str(file)!r})
+signal.signal(signal.SIGUSR2, signal.signal(signal.SIGUSR2, mine))
+dump.listen()
+signal.raise_signal(signal.SIGUSR2)
+""")
+
+    assert "in outermost" in file.read_text()
+
+
 def test_when_the_model_has_taken_all_there_is_none(tmp_path: Path) -> None:
     file = tmp_path / "stacks"
     play(f"dump = StackDump({str(file)!r})\nfor n in {[int(n) for n in SIGNALS]}: signal.signal(n, mine)\ndump.listen()")

@@ -6,6 +6,7 @@ import gzip
 import json
 import pstats
 import queue
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -28,9 +29,10 @@ class Bench:
     def __init__(self, room: Callable[[], int | None] = lambda: None, last_batch_s: float = 20.0) -> None:
         self.answers: queue.Queue[dict[str, Any]] = queue.Queue()
         self.errands: queue.Queue[Callable[[], None]] = queue.Queue()
+        self.recycled: queue.Queue[str] = queue.Queue()
         log = SimpleNamespace(event=SimpleNamespace(info=lambda *_, **__: None, error=lambda *_, **__: None))
         self.profiles = Profiles(
-            room, self.errands.put, self.answers.put, cast("Log", log), card=False, last_batch_s=last_batch_s
+            room, self.errands.put, self.answers.put, self.recycled.put, cast("Log", log), card=False, last_batch_s=last_batch_s
         )  # fmt: skip
 
     def answer(self) -> dict[str, Any]:
@@ -40,6 +42,7 @@ class Bench:
 @pytest.fixture
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr("gpupool.worker.recorders._THREADS_APART", True)  # here no other thread works
 
 
 def marked_work() -> int:
@@ -144,6 +147,93 @@ def test_no_more_batches_are_recorded_than_there_is_room_for(tmp_path: Path) -> 
     rows = {row["name"]: row for row in answer["operators"]}
     assert rows["aten::neg"]["calls"] == 3000
     assert rows["a batch"]["total_ms"] >= rows["a batch"]["self_ms"] + rows["aten::neg"]["self_ms"] - 0.01
+
+
+def test_a_batch_that_makes_more_records_than_there_is_room_for_is_not_recorded(tmp_path: Path) -> None:
+    """64 MiB are room for 4096 records: 4500 are less than what ends it in its midst, and more than there is room for."""
+    torch = pytest.importorskip("torch")
+    one = torch.ones(1)
+
+    def forward() -> str:
+        with torch.inference_mode():
+            for _ in range(4500):
+                torch.neg(one)
+        return "done"
+
+    bench = Bench(lambda: 64 * MIB)
+    bench.profiles.order(1, str(tmp_path / "p"), batches=5, seconds=60)
+
+    assert bench.profiles.run("a batch", forward) == "done"
+    assert "memory for 4096" in bench.answer()["error"]
+    assert not bench.profiles.on
+    assert bench.profiles.run("a batch", forward) == "done"
+
+
+#: In a process of its own, whose data has a limit: unbounded, the records of one such batch take 1.2 GB.
+ENDLESS = """
+import queue, resource, sys
+from types import SimpleNamespace
+import torch
+from gpupool.worker.profile import Profiles
+
+def data():
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
+
+torch.set_num_threads(1)
+limit = data() + (200 << 20)
+resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+answers, one = queue.Queue(), torch.ones(4)
+quiet = SimpleNamespace(event=SimpleNamespace(info=lambda *_, **__: None, error=lambda *_, **__: None))
+profiles = Profiles(lambda: limit - data(), lambda f: f(), answers.put, print, quiet, card=False, last_batch_s=30)
+
+def forward():
+    y = one
+    for _ in range(100_000):
+        y = y + 1
+    return float(y[0])
+
+for number in range(2):
+    profiles.order(number, sys.argv[1], 3, 60.0)
+    assert profiles.run("a batch", forward) == 100_001.0
+    assert not profiles.on
+    assert "more records" in (answer := answers.get(timeout=60))["error"], answer
+    assert limit - data() > 50 << 20, limit - data()
+"""
+
+
+def test_a_batch_of_very_many_operators_ends_the_recording_and_not_the_worker(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, "-c", ENDLESS, str(tmp_path / "p")], capture_output=True, text=True, timeout=120, check=False
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_one_that_leaves_next_to_nothing_asks_for_a_new_process(tmp_path: Path) -> None:
+    room = [200 * MIB]
+    bench = Bench(lambda: room[0])
+    bench.profiles.order(1, str(tmp_path / "p"), batches=1000, seconds=60)
+    bench.profiles.run("a batch", marked_work)
+    room[0] = 49 * MIB
+    bench.profiles.run("a batch", marked_work)
+
+    assert bench.answer()["ended"] == "memory"
+    assert bench.recycled.get(timeout=30) == "a profile has left 49 MiB of the 200 MiB that were free"
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_where_pythons_profiler_would_record_other_threads_too_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpupool.worker.recorders._THREADS_APART", False)
+    bench = Bench()
+    bench.profiles.order(1, str(tmp_path / "p"), batches=1, seconds=60)
+
+    assert "all threads from Python 3.12" in bench.answer()["error"]
+    assert not bench.profiles.on
 
 
 def test_a_worker_with_little_memory_left_is_not_profiled(tmp_path: Path) -> None:
