@@ -15,7 +15,7 @@ from gpupool.paths import RuntimeDir
 
 from .control import status_of, unreachable
 from .options import JsonOption, RuntimeDirOption, positive, runtime_of
-from .output import Failure, print_json
+from .output import Failure, print_json, print_text
 from .process_stacks import NoStacks, Stacks, stacks_of
 
 #: How long connecting to the supervisor's socket may take; the kernel answers, whatever the supervisor does.
@@ -60,9 +60,9 @@ def stacks(
     if json_output:
         print_json({"process": target.name, **asdict(seen)})
     else:
-        print(f"{headline(target, seen)}\n\n{seen.text}")
+        print_text(f"{headline(target, seen)}\n\n{seen.text}")
         if seen.truncated:
-            print("… and more, cut off here")
+            print_text("… and more, cut off here")
     return Exit.OK
 
 
