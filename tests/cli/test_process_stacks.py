@@ -14,7 +14,12 @@ from gpupool.cli.process_stacks import NoStacks, stacks_of
 
 def test_a_pid_that_is_somebody_elses_now_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at = []
-    monkeypatch.setattr(process_stacks, "_by_py_spy", lambda pid, *_: looked_at.append(pid) or b"its stacks")
+
+    def look(pid: int, *_: object) -> bytes:
+        looked_at.append(pid)
+        return b"its stacks"
+
+    monkeypatch.setattr(process_stacks, "_by_py_spy", look)
     with subprocess.Popen(["sleep", "60"]) as child:
         try:
             with pytest.raises(NoStacks, match=f"not of this pool .*its parent is process {os.getpid()}, not {os.getppid()}"):
