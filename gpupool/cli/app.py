@@ -19,7 +19,7 @@ from .events import events
 from .explain import explain
 from .keygen import keygen
 from .log_level import log_level
-from .output import Failure, report
+from .output import Failure, print_text, report
 from .poison import app as poison
 from .profile import profile
 from .serve import check_config, serve
@@ -58,7 +58,7 @@ app.add_typer(poison, name="poison")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"gpupool {__version__}")
+        print_text(f"gpupool {__version__}")
         raise typer.Exit
 
 
@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if _is_usage(error):
             return _failed(Failure("usage", _usage_text(error), Exit.USAGE), as_json=as_json)
-        traceback.print_exc()
+        print_text(traceback.format_exc(), file=sys.stderr)
         return _failed(Failure("internal", f"{type(error).__name__}: {error}"), as_json=as_json)
 
 

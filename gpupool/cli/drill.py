@@ -13,7 +13,7 @@ from gpupool.exits import Exit
 
 from .control import ask, status_of, unreachable
 from .options import JsonOption, RuntimeDirOption, positive, runtime_of
-from .output import Failure, print_json
+from .output import Failure, print_json, print_text
 
 #: The pool itself ends the drill when its time is up; how much later its answer may come.
 _ANSWER_S: Final = 5.0
@@ -73,7 +73,7 @@ def drill(
     except (TypeError, KeyError, AttributeError):
         raise unreachable("bad_answer", "the pool's answer is no drill report: is it of this version?") from None
     if not json_output:
-        print(text)
+        print_text(text)
     if not back:
         raise Failure(
             "timeout", f"the pool is not as before; worker {report['worker']} is {report['state']}", Exit.TIMEOUT, report=report

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
+from .visible import visible
+
 #: Told at the line's start, or of no use to people.
 _LEADING: Final = frozenset(
     {"n", "time", "timestamp", "level", "event", "component", "pid", "worker", "device", "workers", "devices"}
@@ -20,7 +22,7 @@ def line_of(event: Mapping[str, Any]) -> str:
     """Make the line."""
     head = f"{moment(event.get('time'))}  {event.get('level')!s:<7}  {who(event):<22}  {event.get('event')}"
     words = words_of(event)
-    return f"{head}  {words}" if words else head
+    return visible(f"{head}  {words}" if words else head)
 
 
 def words_of(event: Mapping[str, Any]) -> str:

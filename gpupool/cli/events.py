@@ -17,7 +17,7 @@ from gpupool.paths import RuntimeDir
 from .control import ask
 from .event_line import line_of
 from .options import JsonOption, RuntimeDirOption, runtime_of
-from .output import Failure, print_json
+from .output import Failure, print_json, print_text
 
 _POLL_S: Final = 0.5
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -52,11 +52,11 @@ def events(
         return Exit.OK
     _show(found["events"], json_output=json_output)
     if found["dropped"]:
-        print(f"gpupool: {found['dropped']} events could not be written to {found['file']}", file=sys.stderr)
+        print_text(f"gpupool: {found['dropped']} events could not be written to {found['file']}", file=sys.stderr)
     if follow:
         _follow(runtime, {**asked, "limit": KEPT, "since_s": None}, found["last"], json_output=json_output)
     elif not found["events"]:
-        print("gpupool: no such events", file=sys.stderr)
+        print_text("gpupool: no such events", file=sys.stderr)
     return Exit.OK
 
 
@@ -89,7 +89,7 @@ def _from_file(runtime: RuntimeDir, asked: dict[str, Any], failure: Failure) -> 
         raise Failure(failure.code, f"{failure.message}; and {path}: {e.strerror or e}", Exit.UNREACHABLE) from None
     if events is None:
         raise Failure(failure.code, f"{failure.message}; it has left no events either", Exit.UNREACHABLE)
-    print(f"gpupool: {failure.message}; these are from {path}", file=sys.stderr)
+    print_text(f"gpupool: {failure.message}; these are from {path}", file=sys.stderr)
     since = 0.0 if asked["since_s"] is None else time.time() - asked["since_s"]
     found = newest(events, Wanted(asked["worker"], asked["level"], since), asked["limit"])
     last = max((event["n"] for event in events if isinstance(event.get("n"), int)), default=0)
@@ -114,7 +114,7 @@ def _follow(runtime: RuntimeDir, asked: dict[str, Any], last: int, *, json_outpu
                 if failure.exit_code != Exit.UNREACHABLE:
                     raise
                 if not away:
-                    print(f"gpupool: {failure.message}; waiting for it", file=sys.stderr, flush=True)
+                    print_text(f"gpupool: {failure.message}; waiting for it", file=sys.stderr)
                 away = True
                 continue
             away, last = False, answer["last"]
@@ -125,4 +125,4 @@ def _follow(runtime: RuntimeDir, asked: dict[str, Any], last: int, *, json_outpu
 
 def _show(events: Iterable[dict[str, Any]], *, json_output: bool) -> None:
     for event in events:
-        print_json(event) if json_output else print(line_of(event), flush=True)
+        print_json(event) if json_output else print_text(line_of(event))

@@ -17,7 +17,8 @@ from .life import Life, Lives, Part, parts
 from .log_search import Search
 from .log_source import Source, journal, log_files, standard_input
 from .options import JsonOption, RuntimeDirOption, runtime_of
-from .output import Failure, print_json
+from .output import Failure, print_json, print_text
+from .visible import visible
 
 _BAR: Final = 40
 _HOW: Final = "give it with --log FILE, or pipe it: kubectl logs … | gpupool explain ID --log -"
@@ -57,9 +58,9 @@ def explain(
         )
         return Exit.OK
     for n, life in enumerate(found):
-        print("\n".join([*([""] if n else []), *text_of(request_id, life)]))
+        print_text("\n".join([*([""] if n else []), *map(visible, text_of(request_id, life))]))
     if lives.left_out:
-        print(f"\n{lives.left_out} older requests with this id are left out; --client narrows")
+        print_text(f"\n{lives.left_out} older requests with this id are left out; --client narrows")
     return Exit.OK
 
 

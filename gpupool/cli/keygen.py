@@ -13,7 +13,7 @@ from gpupool.exits import Exit
 from gpupool.keys import NAME, PUBLIC_SUFFIX, SECRET_SUFFIX, certificate
 
 from .options import JsonOption
-from .output import Failure, print_json
+from .output import Failure, print_json, print_text
 
 
 def keygen(
@@ -46,7 +46,7 @@ def keygen(
             {"name": name, "public_key_file": str(public_file), "secret_key_file": str(secret_file), "public_key": public}
         )
     else:
-        print(f"public key:  {public_file}\nsecret key:  {secret_file}\n{public}")
+        print_text(f"public key:  {public_file}\nsecret key:  {secret_file}\n{public}")
     return Exit.OK
 
 

@@ -10,7 +10,7 @@ from gpupool.exits import Exit
 
 from .control import ask
 from .options import JsonOption, RuntimeDirOption, runtime_of
-from .output import print_json
+from .output import print_json, print_text
 
 
 def log_level(
@@ -25,7 +25,7 @@ def log_level(
     if json_output:
         print_json(answer)
     elif level == "default":
-        print(f"{component}: as configured")
+        print_text(f"{component}: as configured")
     else:
-        print(f"{component}: {level}, {f'for {for_s:g} s' if for_s else 'until further notice'}")
+        print_text(f"{component}: {level}, {f'for {for_s:g} s' if for_s else 'until further notice'}")
     return Exit.OK

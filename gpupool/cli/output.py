@@ -7,9 +7,11 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TextIO
 
 from gpupool.exits import Exit
+
+from .visible import visible_lines
 
 #: By the shell's convention 128 + SIGINT.
 INTERRUPTED = 130
@@ -31,11 +33,16 @@ def print_json(value: Any) -> None:
     print(json.dumps(plain(value), ensure_ascii=False), flush=True)
 
 
+def print_text(text: str, *, file: TextIO | None = None) -> None:
+    """Print lines for people, on stdout unless told otherwise, without what would command their terminal."""
+    print(visible_lines(text), file=file, flush=True)
+
+
 def report(failure: Failure, *, as_json: bool) -> None:
     """Tell of a failure: always on stderr, and as the one JSON value of stdout where that was asked for."""
     if as_json:
         print_json({"error": {"code": failure.code, "message": failure.message, **failure.details}})
-    print(f"gpupool: {failure.message}", file=sys.stderr)
+    print_text(f"gpupool: {failure.message}", file=sys.stderr)
 
 
 def plain(value: Any) -> Any:

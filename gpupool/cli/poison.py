@@ -12,7 +12,8 @@ from gpupool.exits import Exit
 
 from .control import ask, status_of, unreachable
 from .options import JsonOption, RuntimeDirOption, runtime_of
-from .output import Failure, print_json
+from .output import Failure, print_json, print_text
+from .visible import visible
 
 #: Where nobody looks at a terminal, a hash must not be folded.
 _WIDE: Final = 200
@@ -35,10 +36,11 @@ def show(json_output: JsonOption = False, runtime_dir: RuntimeDirOption = None) 
         print_json({"poisoned": router.get("poisoned", 0), "poison": entries})
         return Exit.OK
     if not entries:
-        print("nothing is refused as poison")
+        print_text("nothing is refused as poison")
         return Exit.OK
     from rich.console import Console  # late: the other commands start faster without
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
     table.add_column("hash", no_wrap=True)
@@ -46,7 +48,8 @@ def show(json_output: JsonOption = False, runtime_dir: RuntimeDirOption = None) 
         table.add_column(heading, overflow="fold")
     for e in entries:
         ages = (f"{e['age_s']:.0f} s", f"{e['expires_in_s']:.0f} s")
-        table.add_row(e["hash"], e["model"], str(e["input_bytes"]), str(e["worker_deaths"]), *ages, str(e["refused"]))
+        cells = (e["hash"], e["model"], e["input_bytes"], e["worker_deaths"], *ages, e["refused"])
+        table.add_row(*(Text(visible(str(cell))) for cell in cells))
     Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
     return Exit.OK
 
@@ -75,5 +78,5 @@ def clear(
     if json_output:
         print_json({"cleared": cleared})
     else:
-        print(f"cleared: {cleared}")
+        print_text(f"cleared: {cleared}")
     return Exit.OK

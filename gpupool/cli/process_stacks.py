@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -41,7 +42,7 @@ class Stacks:
     note: str
 
 
-def stacks_of(pid: int, file: Path, *, timeout_s: float, options: tuple[str, ...] = ()) -> Stacks:
+def stacks_of(pid: int, file: Path, *, timeout_s: float, options: tuple[str, ...] = (), parent: int | None = None) -> Stacks:
     """Look at one process, within `timeout_s` for each means.
 
     Args:
@@ -49,10 +50,28 @@ def stacks_of(pid: int, file: Path, *, timeout_s: float, options: tuple[str, ...
         file: where it writes its stacks on a signal.
         timeout_s: how long each means may take.
         options: more options for py-spy; with any, there is no second means.
+        parent: whose child it must be, if given: a pid may have gone to somebody else since it was learnt.
 
     Raises:
         NoStacks: saying what was tried.
     """
+    try:
+        process = os.pidfd_open(pid)
+    except OSError as e:
+        raise NoStacks(f"process {pid}: {e.strerror}") from None
+    try:
+        if parent is not None and (actual := _parent(pid)) != parent:
+            raise NoStacks(f"process {pid} is not of this pool (any more): its parent is process {actual}, not {parent}")
+        seen = _by_any_means(pid, file, timeout_s, options)
+        # While the pidfd says that it lives its pid cannot be another's: what was seen between is its own.
+        if select.select([process], [], [], 0)[0]:
+            raise NoStacks(f"process {pid} ended meanwhile")
+        return seen
+    finally:
+        os.close(process)
+
+
+def _by_any_means(pid: int, file: Path, timeout_s: float, options: tuple[str, ...]) -> Stacks:
     is_stopped = _state(pid) in ("T", "t")
     try:
         text = _by_py_spy(pid, timeout_s, (*options, "--nonblocking") if is_stopped else options)
@@ -187,6 +206,17 @@ def _mask(status: Path, name: str) -> int:
 
 def _state(pid: int) -> str:
     """Return the kernel's letter for what a process does, "" when it is gone."""
-    with suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return ""
+    return next(iter(_stat(pid)), "")
+
+
+def _parent(pid: int) -> int | None:
+    fields = _stat(pid)
+    return int(fields[1]) if fields else None
+
+
+def _stat(pid: int) -> list[str]:
+    """Return /proc's fields of a process from its state on; none when it is gone."""
+    with suppress(OSError):
+        # The name before them is the process's own, and may hold anything.
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
+    return []

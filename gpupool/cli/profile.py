@@ -13,7 +13,8 @@ from gpupool.exits import Exit
 
 from .control import ask, status_of, unreachable
 from .options import JsonOption, RuntimeDirOption, runtime_of
-from .output import Failure, print_json
+from .output import Failure, print_json, print_text
+from .visible import visible
 
 #: The pool itself gives up first; how much later its answer may come.
 _ANSWER_S: Final = 5.0
@@ -73,7 +74,7 @@ def profile(
         print_json({**answer, "file": str(file)})
     else:
         short = f" of {batches}, then {_WHY[ended]}" if ended in _WHY else ""
-        print(f"{seen} batches{short}, by {_KIND.get(kind, kind)}\n", *lines, f"\n{file}", sep="\n")
+        print_text("\n".join([f"{seen} batches{short}, by {_KIND.get(kind, kind)}\n", *lines, f"\n{file}"]))
     return Exit.OK
 
 
@@ -87,7 +88,7 @@ def table(operators: Sequence[Mapping[str, Any]]) -> list[str]:
     head = f"{'':{_NAME_CHARS}} {'calls':>8} {'self ms':>11} {'total ms':>11}"
     lines = [f"{head} {'device ms':>11}" if on_card else head]
     for row in operators:
-        name = str(row["name"])
+        name = visible(str(row["name"]))
         name = name if len(name) <= _NAME_CHARS else f"…{name[1 - _NAME_CHARS :]}"
         cells = f"{name:{_NAME_CHARS}} {int(row['calls']):>8} {float(row['self_ms']):>11.3f} {float(row['total_ms']):>11.3f}"
         lines.append(f"{cells} {float(row['device_ms'] or 0.0):>11.3f}" if on_card else cells)

@@ -16,7 +16,7 @@ from gpupool.exits import Exit
 from gpupool.paths import ENV_DIR
 
 from .options import JsonOption, RuntimeDirOption
-from .output import Failure, print_json
+from .output import Failure, print_json, print_text
 
 if TYPE_CHECKING:
     from gpupool.config import Config, ConfigErrors
@@ -65,7 +65,7 @@ def check_config(
         print_json({"ok": True, "file": str(loaded.source), "models": models})
     else:
         names = ", ".join(f"{spec.name} {spec.version}" for spec in loaded.specs)
-        print(f"{file}: good; models: {names}")
+        print_text(f"{file}: good; models: {names}")
     return Exit.OK
 
 

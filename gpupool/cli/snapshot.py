@@ -12,7 +12,7 @@ from gpupool.exits import Exit
 
 from .control import ask, status_of, unreachable
 from .options import JsonOption, RuntimeDirOption, runtime_of
-from .output import Failure, print_json
+from .output import Failure, print_json, print_text
 
 #: The pool itself gives up first; how much later its answer may come.
 _ANSWER_S: Final = 5.0
@@ -65,7 +65,7 @@ def snapshot(
     if json_output:
         print_json(result)
     else:
-        print(f"{held / 2**20:.1f} MiB allocated in {seconds:g} s and still held, at {places} places")
+        print_text(f"{held / 2**20:.1f} MiB allocated in {seconds:g} s and still held, at {places} places")
         for name in result["files"]:
-            print(name)
+            print_text(name)
     return Exit.OK

@@ -15,20 +15,23 @@ from gpupool.paths import RuntimeDir
 
 from .control import status_of, unreachable
 from .options import JsonOption, RuntimeDirOption, positive, runtime_of
-from .output import Failure, print_json
+from .output import Failure, print_json, print_text
 from .process_stacks import NoStacks, Stacks, stacks_of
 
 #: How long connecting to the supervisor's socket may take; the kernel answers, whatever the supervisor does.
 _CONNECT_S: Final = 2.0
+#: No process has this pid: nothing is a child of a supervisor that does not say who it is.
+_NOBODY: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One process: how people call it, its pid, and the file that it writes its stacks into on a signal."""
+    """One process: how people call it, its pid, the file that it writes its stacks into on a signal, and whose child it must be."""
 
     name: str
     pid: int
     file: Path
+    parent: int | None = None
 
 
 def stacks(
@@ -60,9 +63,9 @@ def stacks(
     if json_output:
         print_json({"process": target.name, **asdict(seen)})
     else:
-        print(f"{headline(target, seen)}\n\n{seen.text}")
+        print_text(f"{headline(target, seen)}\n\n{seen.text}")
         if seen.truncated:
-            print("… and more, cut off here")
+            print_text("… and more, cut off here")
     return Exit.OK
 
 
@@ -73,7 +76,7 @@ def look(target: Target, *, timeout_s: float, options: tuple[str, ...] = ()) -> 
         Failure: no means worked; the message says what was tried.
     """
     try:
-        return stacks_of(target.pid, target.file, timeout_s=timeout_s, options=options)
+        return stacks_of(target.pid, target.file, timeout_s=timeout_s, options=options, parent=target.parent)
     except NoStacks as e:
         raise Failure("no_stacks", f"{target.name}: {e}", Exit.FAILED) from None
 
@@ -102,7 +105,7 @@ def target_of(document: dict[str, Any], runtime: RuntimeDir, name: str | None) -
         file = runtime.stacks(f"worker-{found[0]['worker']}")
     if not isinstance(pid, int):
         raise Failure("no_process", f"{words} has no process now", Exit.FAILED)
-    return Target(words, pid, file)
+    return Target(words, pid, file, document["pool"].get("pid", _NOBODY))
 
 
 def _supervisor(runtime: RuntimeDir) -> Target:

@@ -14,6 +14,7 @@ from gpupool.exits import Exit
 from .control import status_of
 from .options import JsonOption, RuntimeDirOption, runtime_of
 from .output import print_json
+from .visible import visible
 from .waiting import text_of
 
 if TYPE_CHECKING:
@@ -74,12 +75,12 @@ def layout(document: Mapping[str, Any]) -> Group:
         table.add_column(heading, no_wrap=True)
     table.add_column("why")
     for worker in document["workers"]:
-        cells = [Text(_cell(worker, path, unit)) for _, path, unit in _COLUMNS]
-        cells.append(Text(_why(worker)))
+        cells = [Text(visible(_cell(worker, path, unit))) for _, path, unit in _COLUMNS]
+        cells.append(Text(visible(_why(worker))))
         cells[1].stylize(_STATE_STYLE.get(worker["state"], "yellow"))
         table.add_row(*cells)
     lines = [_pool_line(document["pool"]), _router_line(document.get("router") or {}), *_log_lines(document.get("logs") or {})]
-    return Group(*map(Text, lines), table)
+    return Group(*(Text(visible(line)) for line in lines), table)
 
 
 #: Heading, where it stands in a worker's entry, unit.

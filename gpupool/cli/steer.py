@@ -13,7 +13,7 @@ from gpupool.paths import RuntimeDir
 
 from .control import ask, status_of, unreachable
 from .options import AllOption, JsonOption, NoWaitOption, RuntimeDirOption, WorkersArgument, chosen, positive, runtime_of
-from .output import INTERRUPTED, Failure, print_json
+from .output import INTERRUPTED, Failure, print_json, print_text
 from .waiting import Progress, drain_progress, release_progress, restart_progress
 
 _POLL_S: Final = 0.1
@@ -110,7 +110,7 @@ def reload(json_output: JsonOption = False, runtime_dir: RuntimeDirOption = None
     elif isinstance(result, Mapping):
         for key, value in result.items():
             listed = ", ".join(map(str, value)) or "nothing" if isinstance(value, list) else value
-            print(f"{key.replace('_', ' ')}: {listed}")
+            print_text(f"{key.replace('_', ' ')}: {listed}")
     return Exit.OK
 
 
@@ -153,5 +153,5 @@ def _done(workers: list[dict[str, Any]], word: str | None, *, json_output: bool)
         print_json({"workers": workers})
     else:
         for worker in workers:
-            print(f"worker {worker['worker']}: {word or worker['state']}")
+            print_text(f"worker {worker['worker']}: {word or worker['state']}")
     return Exit.OK

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from .rates import Head, Row
+from .visible import visible
 
 #: Heading and width of each column; with the spaces between they make 78, beside a scroll bar of 2.
 _COLUMNS: Final = (
@@ -26,10 +27,11 @@ def pool_lines(head: Head) -> list[str]:
     errors = "-"
     if head.errors_per_s is not None:
         errors = ", ".join(f"{code} {number(rate)}" for code, rate in head.errors_per_s.items()) or "none"
-    return [
+    lines = [
         f"{head.name}: {state}; {head.ready}/{head.configured} workers ready; pending {head.pending}, in flight {head.in_flight}",
         f"ok/s {number(head.ok_per_s)}; errors/s {errors}; p50 {number(head.p50_ms)} ms, p99 {number(head.p99_ms)} ms",
     ]
+    return [visible(line) for line in lines]
 
 
 def heading() -> str:
@@ -58,7 +60,7 @@ def event_line(event: Mapping[str, Any]) -> str:
         f"{key}={value if isinstance(value, str) else json.dumps(value, default=str)}"
         for key, value in event.items() if key not in _SHOWN and value is not None
     )  # fmt: skip
-    return f"{at}{grave}{whose} {event.get('event', '?')} {fields}".rstrip().replace("\n", " ")
+    return visible(f"{at}{grave}{whose} {event.get('event', '?')} {fields}".rstrip().replace("\n", " "))
 
 
 def number(value: float | None) -> str:
@@ -95,7 +97,7 @@ def _seconds(milliseconds: float | None) -> str:
 
 def _joined(cells: list[str]) -> str:
     parts = []
-    for (name, width), cell in zip(_COLUMNS, cells, strict=True):
+    for (name, width), cell in zip(_COLUMNS, map(visible, cells), strict=True):
         fitting = cell if len(cell) <= width else f"{cell[: width - 1]}…"
         parts.append(f"{fitting:<{width}}" if name in _TEXT else f"{fitting:>{width}}")
     return " ".join(parts)

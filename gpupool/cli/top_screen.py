@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar, Final
 
 from rich.text import Text
@@ -27,6 +28,7 @@ from .output import Failure
 from .rates import Row, head, rows
 from .stacks import headline, look, target_of
 from .top_lines import event_line, heading, pool_lines, worker_line
+from .visible import visible, visible_lines
 
 _REFRESH_S: Final = 1.0
 #: Rates are those of so many looks: steadier than from one to the next.
@@ -84,6 +86,7 @@ class Top(App[int]):
         self._runtime = runtime
         self._looks: deque[dict[str, Any]] = deque(maxlen=_LOOKS + 1)
         self._rows: list[Row] = []
+        self._pool: tuple[Any, Any] | None = None  # which pool is shown: its pid, and since when it runs
         self._paused = False
         self._to_restart: int | None = None  # what `y` would restart
         self._ordering = False  # an order is under way; one at a time
@@ -140,13 +143,17 @@ class Top(App[int]):
             return "this pool keeps no events", False
 
     def _show(self, document: dict[str, Any], events: list[dict[str, Any]] | str) -> None:
-        if self._looks and self._looks[-1]["pool"].get("pid") != document["pool"].get("pid"):
+        chosen = self._chosen() if self._pool in (None, _pool_of(document)) else None
+        is_first = self._pool is None
+        if self._pool != _pool_of(document):
+            self._pool = _pool_of(document)
             self._looks.clear()
+            self._ask_no_more("it is another pool now")
         self._looks.append(document)
         before = self._looks[0] if len(self._looks) > 1 else None
         self.query_one("#pool", Static).update("\n".join(pool_lines(head(document, before))))
-        self._rows = rows(document, before)
-        self._show_workers()
+        shown, self._rows = [row.worker for row in self._rows], rows(document, before)
+        self._show_workers(shown, self._rows[0].worker if is_first and self._rows else chosen)
         if isinstance(events, str):
             self._events_title, self._events = f"events: {events}", []
         else:
@@ -156,25 +163,33 @@ class Top(App[int]):
 
     def _show_absence(self, why: str) -> None:
         self._looks.clear()  # what comes next is of another time
-        self.query_one("#pool", Static).update(Text(f"NOT REACHABLE, still trying\n{why}", "bold red"))
+        self.query_one("#pool", Static).update(Text(f"NOT REACHABLE, still trying\n{visible(why)}", "bold red"))
 
-    def _show_workers(self) -> None:
+    def _show_workers(self, shown: list[int], chosen: int | None) -> None:
+        """Show the rows, `shown` being those before; the choice stays with its worker, and ends with it."""
         workers = self.query_one("#workers", OptionList)
         lines = [Text(worker_line(row), _STATE_STYLE.get("late" if row.late else row.state, "yellow")) for row in self._rows]
-        if workers.option_count == len(lines):  # the chosen one stays chosen, and the list where it was scrolled to
-            for number, line in enumerate(lines):
-                workers.replace_option_prompt_at_index(number, line)
+        numbers = [row.worker for row in self._rows]
+        if numbers == shown:  # the list stays where it was scrolled to
+            for at, line in enumerate(lines):
+                workers.replace_option_prompt_at_index(at, line)
         else:
-            chosen = workers.highlighted or 0
             workers.clear_options().add_options(lines)
-            workers.highlighted = min(chosen, len(lines) - 1) if lines else None
+        workers.highlighted = numbers.index(chosen) if chosen in numbers else None
+        if self._to_restart not in numbers:
+            self._ask_no_more(f"worker {self._to_restart} is no longer part of the pool")
+
+    def _ask_no_more(self, why: str) -> None:
+        if self._to_restart is not None:
+            self._to_restart = None
+            self._say(f"not restarted: {why}")
 
     def _show_pane(self) -> None:
         title, text = self._events_title, Text("\n").join(self._events)
         if self._stacks is not None:
             title, _, body = self._stacks.partition("\n")
-            text = Text(body)
-        self.query_one("#title", Static).update(f"{title}{'   (PAUSED)' if self._paused else ''}")
+            text = Text(visible_lines(body))
+        self.query_one("#title", Static).update(f"{visible(title)}{'   (PAUSED)' if self._paused else ''}")
         self.query_one("#text", Static).update(text)
 
     # Keys.
@@ -183,7 +198,7 @@ class Top(App[int]):
         """Drain or resume the chosen worker."""
         worker = self._chosen()
         if worker is not None:
-            self._order(verb, f"{verb} worker {worker}", lambda: self._steer(verb, worker))
+            self._order(verb, f"{verb} worker {worker}", partial(self._steer, verb, worker, self._pool))
 
     def action_restart(self) -> None:
         """Ask whether the chosen worker is to be restarted."""
@@ -195,7 +210,7 @@ class Top(App[int]):
         """Restart it."""
         worker, self._to_restart = self._to_restart, None
         if worker is not None:
-            self._order("restart", f"restart worker {worker}", lambda: self._steer("restart", worker))
+            self._order("restart", f"restart worker {worker}", partial(self._steer, "restart", worker, self._pool))
 
     def action_leave(self) -> None:
         """Do not restart, or leave the stacks."""
@@ -208,9 +223,8 @@ class Top(App[int]):
     def action_stacks(self) -> None:
         """Show the stacks of the chosen worker."""
         worker = self._chosen()
-        if worker is not None and self._looks:
-            document = self._looks[-1]
-            self._order("stacks", f"stacks of worker {worker}", lambda: self._look_into(document, worker))
+        if worker is not None:
+            self._order("stacks", f"stacks of worker {worker}", partial(self._look_into, worker, self._pool))
 
     def action_events(self) -> None:
         """Show the events again."""
@@ -249,14 +263,22 @@ class Top(App[int]):
 
         self._start(run)
 
-    def _steer(self, verb: str, worker: int) -> str:
+    def _steer(self, verb: str, worker: int, pool: tuple[Any, Any] | None) -> str:
+        self._now(pool)
         answer = ask(self._runtime, verb, workers=[str(worker)], **({"force": False} if verb == "restart" else {}))
         with suppress(TypeError, KeyError, IndexError):
             return f"{verb} ordered; worker {worker} is {answer['workers'][0]['state']}"
         return f"{verb} ordered"
 
-    def _look_into(self, document: dict[str, Any], worker: int) -> str:
-        target = target_of(document, self._runtime, str(worker))
+    def _now(self, pool: tuple[Any, Any] | None) -> dict[str, Any]:
+        """Ask for the status anew: what is shown may be old, and of a pool that another has followed."""
+        document = status_of(self._runtime)
+        if _pool_of(document) != pool:
+            raise Failure("another_pool", "it is another pool now", Exit.FAILED)
+        return document
+
+    def _look_into(self, worker: int, pool: tuple[Any, Any] | None) -> str:
+        target = target_of(self._now(pool), self._runtime, str(worker))
         seen = look(target, timeout_s=_STACKS_S)
         more = "\n… and more, cut off here" if seen.truncated else ""
         self._hand_over(self._show_stacks, f"{headline(target, seen)}\n{seen.text}{more}")
@@ -273,7 +295,7 @@ class Top(App[int]):
         self._say(f"{said}{asked}")
 
     def _say(self, words: str) -> None:
-        self.query_one("#message", Static).update(words)
+        self.query_one("#message", Static).update(visible(words))
 
     def _chosen(self) -> int | None:
         at = self.query_one("#workers", OptionList).highlighted
@@ -290,6 +312,10 @@ class Top(App[int]):
     def on_handed(self, message: Handed) -> None:
         """Show what a thread has found."""
         message.show()
+
+
+def _pool_of(document: dict[str, Any]) -> tuple[Any, Any]:
+    return document["pool"].get("pid"), document["pool"].get("started_at")
 
 
 def run(runtime: RuntimeDir) -> int:

@@ -18,13 +18,13 @@ from support.fake_pool import FakePool, document, ok, steady, worker
 
 
 @pytest.fixture
-def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, tuple[str, ...]]]:
-    """Which processes were looked at: pid, name of the file, options."""
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, tuple[str, ...], int | None]]:
+    """Which processes were looked at: pid, name of the file, options, whose child it must be."""
     seen = []
 
-    def look(pid: int, file: Path, *, timeout_s: float, options: tuple[str, ...] = ()) -> Stacks:
+    def look(pid: int, file: Path, *, timeout_s: float, options: tuple[str, ...] = (), parent: int | None = None) -> Stacks:
         assert timeout_s == 10.0
-        seen.append((pid, file.name, options))
+        seen.append((pid, file.name, options, parent))
         return Stacks(pid, "signal", "Thread 1\n  forward", True, "py-spy is not installed")
 
     monkeypatch.setattr(stacks, "stacks_of", look)
@@ -45,7 +45,7 @@ def test_a_worker_is_found_by_number_or_device_and_the_means_is_told(
         assert run(pool, "--router") == Exit.OK
 
     assert looked_at == [
-        (4000, "stacks-worker-0.txt", ()), (4001, "stacks-worker-1.txt", ("--native",)), (77, "stacks-router.txt", ()),
+        (4000, "stacks-worker-0.txt", (), 1), (4001, "stacks-worker-1.txt", ("--native",), 1), (77, "stacks-router.txt", (), 1),
     ]  # fmt: skip
     assert out == "worker 0, pid 4000, by signal (py-spy is not installed)\n\nThread 1\n  forward\n… and more, cut off here\n"
     assert json.loads(capsys.readouterr().out.splitlines()[0]) == {
@@ -60,7 +60,7 @@ def test_a_supervisor_that_answers_nothing_is_found_all_the_same(looked_at: list
         listening.listen()
         assert main(["stacks", "--supervisor", "--runtime-dir", folder]) == Exit.OK
 
-    assert looked_at == [(os.getpid(), "stacks-supervisor.txt", ())]
+    assert looked_at == [(os.getpid(), "stacks-supervisor.txt", (), None)]
 
 
 @pytest.mark.parametrize("arguments", [(), ("0", "--router"), ("--router", "--supervisor")])

@@ -147,3 +147,87 @@ def test_stacks_are_shown_in_the_place_of_events(monkeypatch: pytest.MonkeyPatch
 def test_without_a_terminal_it_says_what_there_is_instead(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top"]) == Exit.USAGE
     assert "status --json" in capsys.readouterr().err
+
+
+class Changing:
+    """A pool whose status is what the test says now."""
+
+    def __init__(self, *workers: dict[str, Any]) -> None:
+        self.status = document(*workers)
+
+    def __call__(self, request: dict[str, Any]) -> Answer:
+        return ok(self.status) if request["verb"] == "status" else answers(request)
+
+    def becomes(self, *workers: dict[str, Any], started_at: str | None = None) -> None:
+        """Answer so from now on."""
+        status = document(*workers)
+        status["pool"]["started_at"] = started_at
+        self.status = status
+
+
+def test_in_a_paused_screen_stacks_are_those_of_the_process_that_the_worker_has_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(top_screen, "look", lambda target, **_: Stacks(target.pid, "signal", "Thread 1", False, "\x1b[2J"))
+    pool_now = Changing(worker(0, pid=4000))
+
+    async def play(top: Top, pilot: Pilot[Any], _: FakePool) -> None:
+        await seen(pilot, lambda: "pool_ready" in text(top, "text"))
+        await pilot.press("p")
+        pool_now.becomes(worker(0, pid=5000))
+        await pilot.press("s")
+        await seen(pilot, lambda: text(top, "title").startswith("worker 0, pid 5000, by signal (\\x1b[2J)"))
+
+    drive(pool_now, play)
+
+
+def test_the_choice_stays_with_its_worker_and_ends_with_it() -> None:
+    pool_now = Changing(worker(0), worker(1), worker(2))
+
+    async def play(top: Top, pilot: Pilot[Any], pool: FakePool) -> None:
+        workers = top.query_one("#workers", OptionList)
+        await seen(pilot, lambda: workers.option_count == 3)
+        await pilot.press("down", "down", "R")
+        await seen(pilot, lambda: text(top, "message") == "restart worker 2? y/n")
+        pool_now.becomes(worker(1), worker(2))
+        await seen(pilot, lambda: workers.option_count == 2)
+        assert workers.highlighted == 1
+        assert text(top, "message") == "restart worker 2? y/n"
+        pool_now.becomes(worker(1), worker(3))  # as many, but others
+        await seen(pilot, lambda: workers.highlighted is None)
+        assert text(top, "message") == "not restarted: worker 2 is no longer part of the pool"
+        await pilot.press("y", "d", "r")
+        assert steered(pool) == []
+        await pilot.press("down", "d")
+        await seen(pilot, lambda: "after drain" in text(top, "message"))
+        assert steered(pool) == [{"verb": "drain", "workers": ["1"]}]
+
+    drive(pool_now, play)
+
+
+def test_a_new_pool_under_the_old_pid_takes_over_no_choice_and_no_question() -> None:
+    pool_now = Changing(worker(0), worker(1))
+
+    async def play(top: Top, pilot: Pilot[Any], pool: FakePool) -> None:
+        workers = top.query_one("#workers", OptionList)
+        await seen(pilot, lambda: workers.option_count == 2)
+        await pilot.press("R")
+        pool_now.becomes(worker(0), worker(1), started_at="later")
+        await seen(pilot, lambda: workers.highlighted is None)
+        assert text(top, "message") == "not restarted: it is another pool now"
+        await pilot.press("y", "d")
+        assert steered(pool) == []
+
+    drive(pool_now, play)
+
+
+def test_a_key_in_a_paused_screen_does_nothing_to_a_pool_that_followed() -> None:
+    pool_now = Changing(worker(0))
+
+    async def play(top: Top, pilot: Pilot[Any], pool: FakePool) -> None:
+        await seen(pilot, lambda: "pool_ready" in text(top, "text"))
+        await pilot.press("p")
+        pool_now.becomes(worker(0), started_at="later")
+        await pilot.press("d")
+        await seen(pilot, lambda: "another pool now" in text(top, "message") or bool(steered(pool)))
+        assert steered(pool) == []
+
+    drive(pool_now, play)
