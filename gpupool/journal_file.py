@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpupool.journal import HALF_BYTES, parse
+from gpupool.wakeup import Wakeup
 
 #: Lines that may wait for a slow disk.
 _WAITING: Final = 1000
@@ -29,7 +30,7 @@ class JournalFile:
         self._half_bytes = half_bytes
         self._lines: deque[bytes] = deque()
         self._untaken = self._unwritten = 0  # one of each thread's
-        self._filled = threading.Event()
+        self._filled = Wakeup()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()

@@ -40,6 +40,7 @@ class LogFile:
         self._fd = os.open(path, _FLAGS, 0o640) if path else fd
         self._looked_at = time.monotonic()
         self._torn = False
+        self._doubted = True  # whether the file ends with a whole line
         try:
             self._is_file = stat.S_ISREG(os.fstat(self._fd).st_mode)
         except OSError:  # a descriptor that is closed: each write will fail, and be counted
@@ -55,24 +56,47 @@ class LogFile:
         if self._path and time.monotonic() - self._looked_at >= _LOOK_EVERY_S:
             self._look()
         written = self._write(lines)
-        if written < len(lines) and self._path:
-            self._look()
+        if written < len(lines):
+            self._doubted = True
+            if self._path:
+                self._look()
         return written
 
     def _look(self) -> None:
         """Open the path again if it names another file now, or none."""
         self._looked_at = time.monotonic()
-        mine = os.fstat(self._fd)
+        mine = None
+        with suppress(OSError):  # closed by others
+            mine = os.fstat(self._fd)
         with suppress(OSError):
             there = Path(self._path).stat()
-            if (there.st_ino, there.st_dev) == (mine.st_ino, mine.st_dev):
+            if mine and (there.st_ino, there.st_dev) == (mine.st_ino, mine.st_dev):
                 return
         with suppress(OSError):  # not now: the folder is away, or its rights; the old file still takes the lines
             fresh = os.open(self._path, _FLAGS, 0o640)
-            os.close(self._fd)
-            self._fd, self._torn = fresh, False
+            old, self._fd, self._torn, self._doubted = self._fd, fresh, False, True
+            if mine:
+                os.close(old)
+
+    def _ends_torn(self) -> bool:
+        """Whether the file ends within a line: another process writes there, too, and the disk may have become full for both."""
+        try:
+            size = os.fstat(self._fd).st_size
+            # Ours may be for writing only.
+            reader = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            return self._torn
+        try:
+            return size > 0 and os.pread(reader, 1, size - 1) != b"\n"
+        except OSError:
+            return self._torn
+        finally:
+            os.close(reader)
 
     def _write(self, lines: bytes) -> int:
+        if self._doubted and self._is_file:
+            self._torn = self._ends_torn()
+        self._doubted = False
         left = b"\n" + lines if self._torn else lines
         while left:
             try:

@@ -27,6 +27,7 @@ _BUSY_LINGER_S: Final = 0.02
 _BUSY: Final = 10
 _MAX_DEPTH: Final = 8
 _AT_A_TIME: Final = 200
+MAX_BYTES: Final = 16 << 20
 
 
 def render_json(record: Record) -> bytes:
@@ -43,7 +44,8 @@ def render_json(record: Record) -> bytes:
 def _cut(record: Record, size: int) -> bytes:
     """Shorten the longest texts until the line fits: a record keeps all its keys, and says how long it was."""
     kept = {k: v if isinstance(v, (int, float, str, type(None))) else _safe(v) for k, v in tame(record).items()}
-    kept["cut_from_bytes"] = size
+    before = record.get("cut_from_bytes")  # who made the record may have cut it already
+    kept["cut_from_bytes"] = max(size, before) if isinstance(before, int) else size
     for room in (3000, 1500, 700, 300, 100, 40, 10):
         # The end of a long text says more than its start: the error of a traceback, the last words of a dump.
         short = {k: (v if not isinstance(v, str) or len(v) <= room else "…" + v[-room:]) for k, v in kept.items()}
@@ -104,6 +106,7 @@ class LogSink:
     Args:
         out: where lines go, or its descriptor.
         size: how many records may wait.
+        max_bytes: how much text may wait in them, about.
         render: record to line.
         stamp: fields of every record that the sink itself makes.
     """
@@ -113,11 +116,12 @@ class LogSink:
         out: LogFile | int,
         *,
         size: int = 10000,
+        max_bytes: int = MAX_BYTES,
         render: Callable[[Record], bytes] = render_json,
         stamp: Record | None = None,
     ) -> None:
         self._out = LogFile(out) if isinstance(out, int) else out
-        self._queue = LogQueue(size)
+        self._queue = LogQueue(size, max_bytes)
         self._render = render
         self._stamp = stamp or {}
         self._closing = False
@@ -129,10 +133,13 @@ class LogSink:
         self._thread.start()
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Write what waits, for at most `timeout_s`."""
+        """Write what waits, for at most `timeout_s`; what is left then, or comes later, counts as lost. Once is enough."""
+        if self._closing:
+            return
         self._closing = True
         self._queue.filled.set()
         self._thread.join(timeout_s)
+        self._queue.end()
 
     def _run(self) -> None:
         filled = self._queue.filled
@@ -143,8 +150,11 @@ class LogSink:
                 time.sleep(_LINGER_S if written < _BUSY else _BUSY_LINGER_S)
             filled.clear()
             written = 0
-            while some := self._write_some():
-                written += some
+            try:
+                while some := self._write_some():
+                    written += some
+            except Exception:  # whatever it was, the thread goes on: without it all that comes would vanish
+                self._queue.lose([{"level": "error"}])
             if self._closing:
                 return
 
@@ -169,7 +179,7 @@ class LogSink:
 
     def _tell_losses(self, told: Counter[str]) -> None:
         line = self._render(self._loss_record(told))
-        if self._out.write(line) < len(line):
+        if self._written(line) < len(line):
             self._queue.put_back_losses(told)
 
     def _line(self, record: Record) -> bytes:
@@ -186,11 +196,17 @@ class LogSink:
             })  # fmt: skip
 
     def _write(self, lines: list[bytes], records: list[Record]) -> None:
-        written = self._out.write(b"".join(lines))
+        written = self._written(b"".join(lines))
         for line, record in zip(lines, records, strict=True):
             written -= len(line)
             if written < 0:
                 self._queue.lose([record])
+
+    def _written(self, lines: bytes) -> int:
+        try:
+            return self._out.write(lines)
+        except Exception:  # nothing that befalls the way out may end the log
+            return 0
 
     def _loss_record(self, told: Counter[str]) -> Record:
         now = time.time()

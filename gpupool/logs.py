@@ -15,6 +15,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -23,7 +24,7 @@ import structlog
 from gpupool.forward import Forwarder
 from gpupool.log_file import LogFile
 from gpupool.log_queue import Record
-from gpupool.log_sink import LogSink, render_json, tame
+from gpupool.log_sink import LogSink, iso, render_json, tame
 from gpupool.spec import LogSpec
 
 #: How long what waits at the end may take to leave.
@@ -47,6 +48,8 @@ class Log:
         )
         self._forwarder: Forwarder | None = None
         self._put = self.sink.put
+        self._render = render
+        self._closed = False
         if spec.fluentd:
             self._forwarder = Forwarder(
                 spec.fluentd, f"gpupool.{component}", size=spec.queue_size, stamp=self._bound, event=self.event
@@ -68,12 +71,22 @@ class Log:
             self.tap({"time": time.time(), "level": level, "event": event, **fields})
 
     def close(self) -> None:
-        """Flush both ways, for a bounded time."""
+        """Flush both ways, for a bounded time. Once is enough."""
+        if self._closed:
+            return
+        self._closed = True
         if self._forwarder:
             self._forwarder.end(_CLOSE_S)
         self.sink.close(_CLOSE_S)
         if self._forwarder:
             self._forwarder.join()
+
+    def forked(self) -> None:
+        """In a forked child: the threads are not there, and their locks may be held for ever. Lines go to its stderr, at once."""
+        self.tap = None
+        self._closed = True
+        self._bound = {**self._bound, "pid": os.getpid()}
+        self._put = self._put_to_stderr
 
     def losses(self) -> dict[str, int]:
         """Return how many records of this process found no place in its log, by level; what is sampled away is not among them."""
@@ -91,6 +104,10 @@ class Log:
         self.sink.put(record)
         if self._forwarder:
             self._forwarder.put(record)
+
+    def _put_to_stderr(self, record: Record) -> None:
+        with suppress(Exception):  # as everywhere here: a line that cannot be written costs nothing else
+            os.write(2, self._render({**record, "timestamp": iso(record["time"])}))
 
     def _emit(self, _: Any, method: str, event: Any) -> Any:
         level = {"exception": "error", "warn": "warning", "msg": "info"}.get(method, method)
@@ -121,6 +138,8 @@ def configure(component: str, spec: LogSpec, **bound: Any) -> Log:
     threading.excepthook = lambda a: _uncaught(
         log, a.exc_type, a.exc_value, a.exc_traceback, a.thread.name if a.thread else "?"
     )
+    sys.unraisablehook = lambda a: _unraisable(log, a)
+    os.register_at_fork(after_in_child=log.forked)
     atexit.register(log.close)
     return log
 
@@ -167,6 +186,14 @@ def _uncaught(
 ) -> None:
     text = "".join(traceback.format_exception(kind, error, trace))
     log.event.error("uncaught_exception", thread=thread, error=f"{kind.__name__}: {error}", traceback=text)
+
+
+def _unraisable(log: Log, a: sys.UnraisableHookArgs) -> None:
+    """An exception in a finalizer or a callback of C code. Nothing here may take a lock: the collector may have interrupted anything."""
+    where = getattr(a.object, "__qualname__", type(a.object).__name__)
+    text = "".join(traceback.format_exception(a.exc_type, a.exc_value, a.exc_traceback))
+    error = traceback.format_exception_only(a.exc_type, a.exc_value)[-1].strip()
+    log.event.error("uncaught_exception", where=where, error=error, traceback=text)
 
 
 def _traceback(error: Any) -> str:

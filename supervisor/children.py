@@ -24,6 +24,8 @@ from .tallies import Tallies
 _ROUTER_TIMEOUT_S: Final = 0.3
 #: What of the router's books only grows, beside what says so by its name.
 _COUNTED: Final = frozenset({"replied_by_model", "latencies", "log"})
+#: Characters of one line of foreign output that go into the log: its line has no room for more.
+_MAX_OUTPUT: Final = 3000
 #: Workers hold the models and grow: the kernel's OOM killer shall take one of them, not the router, and never us first.
 _OOM_SCORE: Final = {"worker": 500, "router": 300}
 
@@ -287,4 +289,7 @@ class Children:
             fields = {"component": "worker", "worker": whose[0], "incarnation": whose[1]}
         elif whose is not None:
             fields = {"component": "router"}
+        if len(text) > _MAX_OUTPUT:  # cut as the log cuts: thousands of these may wait in its queue
+            fields["cut_from_bytes"] = len(text)
+            text = "…" + text[-_MAX_OUTPUT:]
         self._log.event.info("output", pid=child.pid, source=source, line=text, **fields)

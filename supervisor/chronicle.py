@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from gpupool.journal import KEPT, LEVELS, Wanted
 from gpupool.journal_file import JournalFile, link, read
@@ -16,6 +17,9 @@ from gpupool.logs import Log
 from .control import Refused
 from .journal import Journal
 
+#: Records that may wait for another thread to be through, or for the call that a finalizer has interrupted.
+_WAITING: Final = 1000
+
 
 class Chronicle:
     """The journal of one supervisor, from now until `close`; `devices` are ids by slot. What an earlier one wrote is taken over."""
@@ -23,7 +27,9 @@ class Chronicle:
     def __init__(self, log: Log, path: Path, runtime: Path, devices: Sequence[str]) -> None:
         self._log = log
         self._journal = Journal(devices)
-        self._lock = threading.Lock()  # threads log, too
+        # Threads log, too, and so do finalizers, while this very thread holds the lock: who logs never waits for it, whoever has it keeps all.
+        self._lock = threading.Lock()
+        self._waiting: deque[Record] = deque()
         self._unkept = 0
         problem = ""
         try:
@@ -63,15 +69,32 @@ class Chronicle:
             after if after <= journal.last else 0,  # of numbers that a lost file has taken with it
         )  # fmt: skip
         with self._lock:
+            self._keep()
             events, last = journal.select(wanted, limit), journal.last
+        self._settle()
         return {"events": events, "last": last, "dropped": self._unkept + self._file.dropped, "file": str(self._file.path)}
 
     def _note(self, record: Record) -> None:
-        try:
-            with self._lock:
-                line = self._journal.add(record)
-        except Exception:  # one record that cannot be kept must not end who logged it
+        if len(self._waiting) >= _WAITING:
             self._unkept += 1
             return
-        if line is not None:
-            self._file.put(line)
+        self._waiting.append(record)
+        self._settle()
+
+    def _settle(self) -> None:
+        # Looked at again after each release: what came in between found the lock taken.
+        while self._waiting and self._lock.acquire(blocking=False):
+            try:
+                self._keep()
+            finally:
+                self._lock.release()
+
+    def _keep(self) -> None:
+        while self._waiting:
+            try:
+                line = self._journal.add(self._waiting.popleft())
+            except Exception:  # one record that cannot be kept must not end who logged it
+                self._unkept += 1
+                continue
+            if line is not None:
+                self._file.put(line)
