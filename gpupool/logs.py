@@ -26,9 +26,13 @@ from gpupool.log_file import LogFile
 from gpupool.log_queue import Record
 from gpupool.log_sink import LogSink, iso, render_json, tame
 from gpupool.spec import LogSpec
+from gpupool.visible import visible, visible_lines
 
 #: How long what waits at the end may take to leave.
 _CLOSE_S = 1.0
+#: Characters of a line for people, and of a traceback below it.
+_MAX_TEXT = 4000
+
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
@@ -154,9 +158,10 @@ def render_text(record: Record) -> bytes:
         rest.pop(name, None)
     tail = rest.pop("traceback", None)
     words = " ".join(f"{k}={v}" for k, v in rest.items() if v not in (None, ""))
-    text = f"{stamp} {level:<7} {who:<10} {event} {words}".rstrip()
+    # Ids and messages are clients' and models': none may command the terminal, nor begin a line of its own.
+    text = visible(f"{stamp} {level:<7} {who:<10} {event} {words}".rstrip())[:_MAX_TEXT]
     if tail:
-        text += "\n" + str(tail).rstrip()
+        text += "\n" + visible_lines(str(tail).rstrip())[-_MAX_TEXT:]
     return text.encode("utf-8", "replace") + b"\n"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from .visible import visible
+from gpupool.visible import visible
 
 #: Told at the line's start, or of no use to people.
 _LEADING: Final = frozenset(

@@ -10,6 +10,7 @@ import typer
 
 from gpupool.exits import Exit
 from gpupool.paths import RuntimeDir
+from gpupool.visible import visible
 
 from .control import status_of
 from .event_line import line_of, moment
@@ -18,7 +19,6 @@ from .log_search import Search
 from .log_source import Source, journal, log_files, standard_input
 from .options import JsonOption, RuntimeDirOption, runtime_of
 from .output import Failure, print_json, print_text
-from .visible import visible
 
 _BAR: Final = 40
 _HOW: Final = "give it with --log FILE, or pipe it: kubectl logs … | gpupool explain ID --log -"

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from gpupool.exits import Exit
-
-from .visible import visible_lines
+from gpupool.visible import visible_lines
 
 #: By the shell's convention 128 + SIGINT.
 INTERRUPTED = 130

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Final
 import typer
 
 from gpupool.exits import Exit
+from gpupool.visible import visible
 
 from .control import ask, status_of, unreachable
 from .options import JsonOption, RuntimeDirOption, runtime_of
 from .output import Failure, print_json, print_text
-from .visible import visible
 
 #: Where nobody looks at a terminal, a hash must not be folded.
 _WIDE: Final = 200

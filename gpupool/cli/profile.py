@@ -10,11 +10,11 @@ from typing import Annotated, Any, Final
 import typer
 
 from gpupool.exits import Exit
+from gpupool.visible import visible
 
 from .control import ask, status_of, unreachable
 from .options import JsonOption, RuntimeDirOption, runtime_of
 from .output import Failure, print_json, print_text
-from .visible import visible
 
 #: The pool itself gives up first; how much later its answer may come.
 _ANSWER_S: Final = 5.0

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from gpupool.exits import Exit
+from gpupool.visible import visible
 
 from .control import status_of
 from .options import JsonOption, RuntimeDirOption, runtime_of
 from .output import print_json
-from .visible import visible
 from .waiting import text_of
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
+from gpupool.visible import visible
+
 from .rates import Head, Row
-from .visible import visible
 
 #: Heading and width of each column; with the spaces between they make 78, beside a scroll bar of 2.
 _COLUMNS: Final = (

@@ -22,13 +22,13 @@ from textual.widgets import Footer, OptionList, Static
 
 from gpupool.exits import Exit
 from gpupool.paths import RuntimeDir
+from gpupool.visible import visible, visible_lines
 
 from .control import ask, status_of
 from .output import Failure
 from .rates import Row, head, rows
 from .stacks import headline, look, target_of
 from .top_lines import event_line, heading, pool_lines, worker_line
-from .visible import visible, visible_lines
 
 _REFRESH_S: Final = 1.0
 #: Rates are those of so many looks: steadier than from one to the next.

@@ -8,6 +8,8 @@ import sys
 import textwrap
 from typing import Any
 
+from gpupool.logs import render_text
+
 
 def run(code: str, **spec: Any) -> list[dict[str, Any]]:
     """Run code in a process whose log is its stderr; return the records."""
@@ -90,3 +92,18 @@ def test_a_log_for_people_survives_what_cannot_be_put_into_words() -> None:
         [sys.executable, "-c", head + textwrap.dedent(code)], capture_output=True, text=True, timeout=30, check=False
     )
     assert [line.split()[3] for line in done.stderr.splitlines()] == ["odd", "after"]
+
+
+def test_a_line_for_people_commands_no_terminal_and_is_bounded() -> None:
+    record = {
+        "time": 1.0,
+        "timestamp": "2026-01-01T00:00:00.000000+00:00",
+        "level": "info",
+        "component": "router",
+        "event": "request",
+    }
+    line = render_text({**record, "request_id": "\x1b]0;own\x07\n12:00:00 error forged", "traceback": "a\n\x1b[2Jb"}).decode()
+    assert "\x1b" not in line
+    assert line.splitlines()[0].endswith("forged")
+    assert line.splitlines()[1:] == ["a", "\\x1b[2Jb"]
+    assert len(render_text({**record, "message": "x" * 1_000_000})) < 5000

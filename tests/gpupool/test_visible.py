@@ -15,7 +15,7 @@ from gpupool.cli.event_line import line_of
 from gpupool.cli.process_stacks import Stacks
 from gpupool.cli.rates import head, rows
 from gpupool.cli.top_lines import event_line, pool_lines, worker_line
-from gpupool.cli.visible import visible, visible_lines
+from gpupool.visible import visible, visible_lines
 from support.fake_pool import FakePool, document, ok, refusal, worker
 
 #: Sets a terminal's title and clears it, as C0 and as C1; then DEL, right to left, a line's end.
