@@ -55,6 +55,7 @@ class SpanExport:
         self._dropped = 0
         self._failing = False
         self._told_at = -_TELL_EVERY_S
+        self._due_at = float("inf")  # of the export under way
         self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
         self._thread.start()
 
@@ -69,6 +70,8 @@ class SpanExport:
                 self._waiting.append(finished)
                 self._count += len(finished)
         self._filled.set()
+        if time.monotonic() > self._due_at:  # such as in the system's resolver, which has a time of its own
+            self._tell("traces_not_taken", **self.stats())
 
     def stats(self) -> dict[str, int]:
         """Count requests whose spans the collector took, those that are lost, and those that wait or are on their way."""
@@ -109,11 +112,13 @@ class SpanExport:
         return taken
 
     def _export(self, deliver: Deliver, finished: Sequence[Finished]) -> None:
+        self._due_at = time.monotonic() + 2 * EXPORT_TIMEOUT_S  # building the spans has its time, too
         try:
             took = deliver(finished)
         except Exception as e:
             took = False
             self._tell("traces_failed", error=type(e).__name__)
+        self._due_at = float("inf")
         with self._lock:
             # Until now they counted as waiting: what is on its way is in memory, too.
             self._count -= len(finished)

@@ -24,6 +24,7 @@ from gpupool.errors import ErrorCode
 from gpupool.spec import TraceSpec
 from gpupool.trace_headers import read_headers
 
+from .collector_http import Deadline, open_session
 from .tracing import Attempt, Finished, waiting_times
 
 _SCOPE: Final = InstrumentationScope("gpupool", __version__)
@@ -38,16 +39,23 @@ Value = str | int | float
 
 
 def open_exporter(spec: TraceSpec, timeout_s: float) -> Callable[[Sequence[ReadableSpan]], bool]:
-    """Make what sends spans to the collector and says whether it took them.
+    """Make what sends spans to the collector, within `timeout_s`, and says whether it took them.
 
     Raises:
         HeadersError: when the file of headers cannot be read.
     """
     headers = read_headers(spec.headers_file) if spec.headers_file else None
-    exporter = OTLPSpanExporter(endpoint=spec.endpoint, headers=headers, timeout=timeout_s)
+    deadline = Deadline()
+    session = open_session(deadline)
+    exporter = OTLPSpanExporter(endpoint=spec.endpoint, headers=headers, timeout=timeout_s, session=session)
     # It tells of each failure by several lines; we count them, and tell once in a while.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-    return lambda spans: exporter.export(spans) is SpanExportResult.SUCCESS
+
+    def export(spans: Sequence[ReadableSpan]) -> bool:
+        deadline.begin(timeout_s)
+        return exporter.export(spans) is SpanExportResult.SUCCESS
+
+    return export
 
 
 class SpanBuilder:

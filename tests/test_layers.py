@@ -22,7 +22,7 @@ SHELLS = {
     "supervisor/cards": {
         "__init__", "card_reader", "inventory", "kernel_log", "probe", "side_car", "topology", "xid_watch",
     },
-    "router": {"__init__", "__main__", "door", "hoards", "keyring", "loop", "sockets", "span_export"},
+    "router": {"__init__", "__main__", "collector_http", "door", "hoards", "keyring", "loop", "sockets", "span_export"},
     # Those besides the threads and the device take their clock as an argument and only name its default.
     "worker": {
         "__init__", "__main__", "backlog", "beat", "budget", "dealer", "device", "drill", "execute", "faults", "intake", "link", "models",

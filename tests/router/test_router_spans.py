@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import random
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from support.running import until
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
+from gpupool.router.collector_http import MAX_ANSWER_BYTES, Deadline, open_session
 from gpupool.router.spans import SpanBuilder, open_exporter
 
 SPEC = TraceSpec("http://127.0.0.1:9/v1/traces", sample=1.0, devices=("cpu:0", "cpu:1"))
@@ -91,6 +94,68 @@ def test_what_no_collector_takes_is_counted_and_told_once(log: Log, tmp_path: Pa
     assert (tmp_path / "log").read_text().count("traces_not_taken") == len(endpoints)
 
 
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n"
+BOMB = gzip.compress(b"\0" * (8 << 20))
+
+
+@pytest.mark.parametrize(
+    ("then", "endless", "pause_s"),
+    [
+        pytest.param(HEAD, b"x", 0.05, id="body-trickles"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nX: ", b"x", 0.05, id="head-trickles"),
+        pytest.param(b"", b"HTTP/1.1 100 Continue\r\n\r\n", 0.05, id="continues-for-ever"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n", 0.05, id="chunks-trickle"),
+        pytest.param(HEAD, b"x" * 1024, 0.0, id="body-endless"),
+        pytest.param(b"HTTP/1.1 307 Moved\r\nLocation: /v1/traces\r\nContent-Length: 0\r\n\r\n", b"", 0.0, id="redirect"),
+        pytest.param(b"HTTP/1.1 304 Not Modified\r\n\r\n", b"", 0.0, id="not-modified"),
+    ],
+)
+def test_no_answer_holds_an_export_beyond_its_time_or_counts_as_taken(then: bytes, endless: bytes, pause_s: float) -> None:
+    with OtlpReceiver(then=then, endless=endless, pause_s=pause_s) as receiver:
+        export = open_exporter(TraceSpec(receiver.endpoint), 0.5)
+        took: list[bool] = []
+        thread = threading.Thread(
+            target=lambda: took.append(export(SpanBuilder(SPEC, "p").spans([finished()], 0.0))), daemon=True
+        )
+        thread.start()
+        thread.join(10.0)
+
+        assert took == [False]
+        assert receiver.exports <= 2  # the exporter's own second try of a connection that broke
+
+
+def test_a_collector_that_reads_slowly_cannot_hold_an_export() -> None:
+    """A body goes out in pieces, each of which had a time of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        export = open_exporter(TraceSpec(f"http://127.0.0.1:{server.getsockname()[1]}/v1/traces"), 0.5)
+        spans = SpanBuilder(SPEC, "p").spans([finished()._replace(request_id="x" * 60, model="m" * 4000)] * 3000, 0.0)
+        took: list[bool] = []
+        thread = threading.Thread(target=lambda: took.append(export(spans)), daemon=True)
+        thread.start()
+        server.settimeout(10.0)
+        connection, _ = server.accept()
+        with connection:
+            connection.settimeout(10.0)
+            for _ in until(20.0):
+                if not thread.is_alive() or not connection.recv(4096):
+                    break
+                time.sleep(0.05)
+            thread.join(10.0)
+    assert took == [False]
+
+
+def test_an_answer_is_not_unpacked_and_good_ones_are_taken() -> None:
+    head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(BOMB)}\r\n\r\n".encode()
+    deadline = Deadline()
+    deadline.begin(10.0)
+    with OtlpReceiver(then=head + BOMB) as receiver, open_session(deadline) as session:
+        answer = session.post(receiver.endpoint, data=b"", timeout=10.0)
+        assert len(answer.content) == len(BOMB) < MAX_ANSWER_BYTES
+    with OtlpReceiver() as receiver:
+        export = open_exporter(TraceSpec(receiver.endpoint), 10.0)
+        assert [export(SpanBuilder(SPEC, "p").spans([finished()], 0.0)) for _ in range(3)] == [True] * 3
+
+
 def test_spans_flow_again_when_the_collector_is_back(log: Log) -> None:
     answers = [False, True]
     out = SpanExport(SPEC, "p", log, lambda _: answers.pop(0))
@@ -122,6 +187,20 @@ def test_never_more_waits_than_the_bound_and_everything_is_counted(log: Log) -> 
     assert any(out.stats()["waiting"] == 0 for _ in until(10.0))
     assert sum(out.stats().values()) == put
     assert out.stats()["sent"] >= MAX_WAITING
+    out.close()
+
+
+def test_an_export_that_is_overdue_is_told_while_it_lasts(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpupool.router.span_export.EXPORT_TIMEOUT_S", 0.05)
+    gate = threading.Event()
+    out = SpanExport(SPEC, "p", log, lambda _: gate.wait(20))
+    for _ in until(10.0):
+        out.put([finished()])
+        if "traces_not_taken" in (tmp_path / "log").read_text():
+            break
+    else:
+        raise AssertionError("not told")
+    gate.set()
     out.close()
 
 

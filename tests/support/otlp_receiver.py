@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -29,10 +30,16 @@ class Span:
 
 
 class OtlpReceiver:
-    """Listens on a free port; answers each export with `status`. `headers` are those of the last export."""
+    """Listens on a free port; answers each export with `status`. `headers` are those of the last export.
 
-    def __init__(self, status: int = 200) -> None:
+    Args:
+        then: bytes that are the answer, in place of one with `status`.
+        endless: bytes sent after it every `pause_s`, until the other side leaves.
+    """
+
+    def __init__(self, status: int = 200, then: bytes = b"", endless: bytes = b"", pause_s: float = 0.0) -> None:
         self.status = status
+        self._closing = threading.Event()
         self.spans: list[Span] = []
         self.headers: dict[str, str] = {}
         self.raw = b""  # all that came, to look for what must not be in it
@@ -47,6 +54,14 @@ class OtlpReceiver:
                     {k.lower(): v for k, v in self.headers.items()},
                     self.rfile.read(int(self.headers["Content-Length"])),
                 )
+                if then or endless:
+                    self.close_connection = True
+                    with contextlib.suppress(OSError):
+                        self.wfile.write(then)
+                        while endless and not receiver._closing.is_set():
+                            self.wfile.write(endless)
+                            receiver._closing.wait(pause_s)
+                    return
                 self.send_response(receiver.status)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
@@ -64,6 +79,7 @@ class OtlpReceiver:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._closing.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(5)
