@@ -22,7 +22,7 @@ class Chronicle:
 
     def __init__(self, log: Log, path: Path, runtime: Path, devices: Sequence[str]) -> None:
         self._log = log
-        self._journal = Journal(devices)
+        self._journal = Journal(devices, now=time.time())
         self._lock = threading.Lock()  # threads log, too
         self._unkept = 0
         problem = ""
@@ -60,7 +60,7 @@ class Chronicle:
         journal = self._journal
         wanted = Wanted(
             None if worker is None else str(worker), level, 0.0 if since_s is None else time.time() - since_s,
-            after if after <= journal.last else 0,  # of numbers that a lost file has taken with it
+            after if after <= journal.last else 0,  # of numbers that a clock set back, and a lost file, have taken with them
         )  # fmt: skip
         with self._lock:
             events, last = journal.select(wanted, limit), journal.last
