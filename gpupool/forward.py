@@ -64,7 +64,9 @@ def pack_entry(record: Record) -> bytes:
     """Make one entry: the instant as an EventTime, and the record as its line has it, made of plain types and cut to length."""
     seconds, rest = divmod(float(record.get("time", 0.0)), 1.0)
     instant = msgpack.ExtType(0, struct.pack(">II", int(seconds), int(rest * 1e9)))
-    packed: bytes = msgpack.packb([instant, orjson.loads(render_json(record))])
+    # A record is shared with the sink, whose thread fills this in when it comes to it.
+    whole = record if record.get("timestamp") else {**record, "timestamp": iso(record.get("time", 0.0))}
+    packed: bytes = msgpack.packb([instant, orjson.loads(render_json(whole))])
     return packed
 
 
@@ -194,7 +196,7 @@ class Forwarder:
         """
         until = min(time.monotonic() + ATTEMPT_S, self._end_at)
         if self._socket is None:
-            self._socket = socket.create_connection(self._address, _left_s(until))
+            self._socket = _connect(*self._address, until)
         self._socket.settimeout(_left_s(until))
         self._socket.sendall(chunk.message)
         unpacker = msgpack.Unpacker(max_buffer_size=_MAX_ANSWER_BYTES)
@@ -230,6 +232,30 @@ class Forwarder:
             "time": now, "timestamp": iso(now), "level": "warning", "event": "log_records_dropped",
             **self._stamp, "dropped": dict(told), "way": "forward",
         }  # fmt: skip
+
+
+def _connect(host: str, port: int, until: float) -> socket.socket:
+    """Connect to the first of a name's addresses that answers; all together have the time left, each an even share of it.
+
+    Raises:
+        OSError: none did, or not in time.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    failure = OSError("the name has no address")
+    for n, (family, kind, protocol, _, address) in enumerate(found):
+        try:
+            one = socket.socket(family, kind, protocol)
+            try:
+                one.settimeout(_left_s(until) / (len(found) - n))
+                one.connect(address)
+            except BaseException:
+                one.close()
+                raise
+        except OSError as e:
+            failure = e
+        else:
+            return one
+    raise failure
 
 
 def _left_s(until: float) -> float:

@@ -329,6 +329,7 @@ class Dispatch:
         request.slot = worker.slot
         request.incarnation = worker.incarnation
         request.sent = now
+        request.sends += 1
         request.timeout_s = request.deadline - now
         worker.give(request)
         worker.idle_told = False

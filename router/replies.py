@@ -86,8 +86,8 @@ class Replies:
             return Reply([*frames, self._pack(header), *(r.frames or (b"",))], {})
         record = {
             "request_id": text_of(request.id), "client": client_name(request.client), "ticket": request.ticket, "model": name,
-            "worker": slot, "incarnation": request.incarnation, "code": code, "attempts": request.attempts, "batch_size": r.batch_size,
-            "input_bytes": request.size, "output_bytes": 0, "length": r.length, "pending_ms": pending, "queue_ms": queue,
+            "worker": slot, "incarnation": request.incarnation, "code": code, "sends": request.sends, "attempts": request.attempts,
+            "batch_size": r.batch_size, "input_bytes": request.size, "output_bytes": 0, "length": r.length, "pending_ms": pending, "queue_ms": queue,
             "preprocess_ms": preprocess, "forward_ms": forward, "postprocess_ms": postprocess, "total_ms": total,
         }  # fmt: skip
         if slot is not None and slot >= self._overflow_from:

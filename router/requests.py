@@ -34,7 +34,7 @@ class Request:
 
     __slots__ = (
         "arrived", "attempts", "client", "deadline", "deaths", "delimiter", "died_on", "flags", "frames", "id", "incarnation", "model",
-        "patient", "priority", "retry", "returns", "rows", "sent", "sequence", "size", "slot", "state", "tenant", "ticket", "timeout_s",
+        "patient", "priority", "retry", "returns", "rows", "sends", "sent", "sequence", "size", "slot", "state", "tenant", "ticket", "timeout_s",
         "trace",
     )  # fmt: skip
 
@@ -77,6 +77,7 @@ class Request:
         self.slot = NO_SLOT  # where it was last sent
         self.incarnation = 0  # of the process there
         self.sent = 0.0
+        self.sends = 0  # to workers; some never began it
         self.timeout_s = 0.0  # what was left when it was last sent
         self.attempts = 0  # executions begun, the first included
         self.deaths = 0  # deaths of workers that were laid at its door

@@ -71,7 +71,7 @@ class SpanExport:
                 self._count += len(finished)
         self._filled.set()
         if time.monotonic() > self._due_at:  # such as in the system's resolver, which has a time of its own
-            self._tell("traces_not_taken", **self.stats())
+            self._warn("traces_not_taken", **self.stats())
 
     def stats(self) -> dict[str, int]:
         """Count requests whose spans the collector took, those that are lost, and those that wait or are on their way."""
@@ -117,7 +117,7 @@ class SpanExport:
             took = deliver(finished)
         except Exception as e:
             took = False
-            self._tell("traces_failed", error=type(e).__name__)
+            self._warn("traces_failed", error=type(e).__name__)
         self._due_at = float("inf")
         with self._lock:
             # Until now they counted as waiting: what is on its way is in memory, too.
@@ -131,9 +131,9 @@ class SpanExport:
             self._log.event.info("traces_sent_again", **self.stats())
         elif not took:
             self._failing = True
-            self._tell("traces_not_taken", **self.stats())
+            self._warn("traces_not_taken", **self.stats())
 
-    def _tell(self, name: str, **fields: object) -> None:
+    def _warn(self, name: str, **fields: object) -> None:
         if (now := time.monotonic()) >= self._told_at + _TELL_EVERY_S:
             self._told_at = now
             self._log.event.warning(name, **fields)

@@ -26,7 +26,7 @@ class Chronicle:
 
     def __init__(self, log: Log, path: Path, runtime: Path, devices: Sequence[str]) -> None:
         self._log = log
-        self._journal = Journal(devices)
+        self._journal = Journal(devices, now=time.time())
         # Threads log, too, and so do finalizers, while this very thread holds the lock: who logs never waits for it, whoever has it keeps all.
         self._lock = threading.Lock()
         self._waiting: deque[Record] = deque()
@@ -66,7 +66,7 @@ class Chronicle:
         journal = self._journal
         wanted = Wanted(
             None if worker is None else str(worker), level, 0.0 if since_s is None else time.time() - since_s,
-            after if after <= journal.last else 0,  # of numbers that a lost file has taken with it
+            after if after <= journal.last else 0,  # of numbers that a clock set back, and a lost file, have taken with them
         )  # fmt: skip
         with self._lock:
             self._keep()

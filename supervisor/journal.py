@@ -1,6 +1,8 @@
 """The journal in memory: of the log's records those that tell the pool's story, numbered, each with its card; the newest thousand.
 
-A number is never used twice, over restarts of the supervisor too, so that whoever follows asks for those after the last one it saw.
+A number is never used twice, over restarts of the supervisor too, so that whoever follows asks for those after the last one it saw. The
+file alone cannot see to that: it may lag behind what was given out, or be lost. Therefore a supervisor's numbers begin at the clock's
+milliseconds, which the numbers of the one before have not reached: it would have to log a thousand events a second all its life.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ _NOT_OURS: Final = frozenset({"output", "request"})
 
 
 class Journal:
-    """The newest events. `devices`: ids by slot, so that each event about a worker says which card."""
+    """The newest events. `devices`: ids by slot, so that each event about a worker says which card; `now`: epoch seconds."""
 
-    def __init__(self, devices: Sequence[str] = (), *, kept: int = KEPT) -> None:
+    def __init__(self, devices: Sequence[str] = (), *, now: float = 0.0, kept: int = KEPT) -> None:
         self._devices = devices
         self._events: deque[dict[str, Any]] = deque(maxlen=kept)
-        self.last = 0
+        self.last = int(now * 1e3)
 
     def restore(self, events: Iterable[dict[str, Any]]) -> None:
         """Take over what an earlier supervisor wrote, the oldest first."""

@@ -26,7 +26,7 @@ SHELLS = {
     # Those besides the threads and the device take their clock as an argument and only name its default.
     "worker": {
         "__init__", "__main__", "backlog", "beat", "budget", "dealer", "device", "drill", "execute", "faults", "intake", "link", "models",
-        "preparers", "profile", "record", "recorders", "replies", "report", "snapshot", "transfer",
+        "preparers", "profile", "record", "recorders", "recording_guard", "replies", "report", "snapshot", "transfer",
     },
 }  # fmt: skip
 IMPURE = {

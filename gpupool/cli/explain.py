@@ -14,7 +14,7 @@ from gpupool.visible import visible
 
 from .control import status_of
 from .event_line import line_of, moment
-from .life import Life, Lives, Part, parts
+from .life import Life, Lives, Part, parts, untold
 from .log_search import Search
 from .log_source import Source, journal, log_files, standard_input
 from .options import JsonOption, RuntimeDirOption, runtime_of
@@ -86,8 +86,11 @@ def text_of(request_id: str, life: Life) -> Iterator[str]:
         yield f"  {'total':<{width}}  {total / 1e3:>12,.3f} ms"
         if any(part.us < 0 for part in split):
             yield "  a part is below zero: the records contradict each other (is a line of its returns missing?)"
-        if record and (record.get("attempts") or 0) > 1 and not life.moves:
-            yield f"  the log has no line of how it came back from the first of its {record['attempts']} attempts"
+        if record and (missing := untold(record, life.moves)):
+            yield (
+                f"  it was sent to workers {record['sends']} times; of {missing} return{'s' if missing > 1 else ''} the log has no line: "
+                "that time is in the part after it"
+            )
     happened = sorted([*life.moves, *life.around], key=lambda r: r.get("time") or 0)
     if happened:
         yield ""

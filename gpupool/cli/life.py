@@ -158,7 +158,7 @@ def parts(record: Mapping[str, Any], moves: Sequence[Mapping[str, Any]]) -> list
         passed = sent + held
     again = "pending again" if moves else "pending"
     worker = record.get("worker")
-    if worker is None or (moves and moves[-1].get("ticket") == record.get("ticket")):  # it waited, to its end
+    if worker is None or _waited_to_its_end(record, moves):
         made.append(Part(again, total - passed))
         return _rounded(made)
     made.append(Part(again, _us(record, "pending_ms") - passed))
@@ -167,6 +167,17 @@ def parts(record: Mapping[str, Any], moves: Sequence[Mapping[str, Any]]) -> list
     if record.get("batch_size") or any(part.us for part in stages):
         return _rounded([*made, *stages, Part("transport and waiting for reply", rest, worker)])
     return _rounded([*made, Part("at the worker, unanswered", rest, worker)])
+
+
+def untold(record: Mapping[str, Any], moves: Sequence[Mapping[str, Any]]) -> int:
+    """Count the returns from workers that the log has no line of; what passed there is among the times it was pending."""
+    sends = record.get("sends")
+    returns = sends - (not _waited_to_its_end(record, moves)) if isinstance(sends, int) else 0
+    return max(0, returns - len(moves))
+
+
+def _waited_to_its_end(record: Mapping[str, Any], moves: Sequence[Mapping[str, Any]]) -> bool:
+    return bool(moves) and moves[-1].get("ticket") == record.get("ticket")
 
 
 def _how_it_came_back(move: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.cli.life import STAGES, Life, Lives, parts
+from gpupool.cli.life import STAGES, Life, Lives, parts, untold
 
 DURATION = st.floats(0.0, 3.0)
 
@@ -79,6 +79,14 @@ def test_one_that_was_never_sent_only_waited() -> None:
 
 def test_one_that_was_refused_at_the_door_has_no_parts() -> None:
     assert parts({"event": "request", "code": "overloaded"}, []) == []
+
+
+def test_returns_that_the_log_has_no_line_of_are_counted() -> None:
+    assert untold(request(sends=3, attempts=1), [move()]) == 1
+    assert untold(request(sends=3), []) == 2
+    assert untold(request(sends=2), [move()]) == untold(request(sends=1), []) == untold(request(sends=0, worker=None), []) == 0
+    assert untold(request(sends=1, ticket=8), [move(ticket=8)]) == 0  # came back, and waited to its end
+    assert untold(request(attempts=2), []) == 0  # of an older pool
 
 
 def test_a_contradiction_is_shown_not_smoothed() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,8 +16,9 @@ from unittest import mock
 
 import pytest
 
-from gpupool.forward import BACKOFF_S, Forwarder, backoff_s, pack_entry
+from gpupool.forward import ATTEMPT_S, BACKOFF_S, Forwarder, backoff_s, pack_entry
 from support.forward_receiver import ForwardReceiver
+from support.log_lines import check
 from support.running import free_port
 
 
@@ -117,6 +120,50 @@ def test_the_queue_is_bounded_in_bytes_too() -> None:
     assert forwarder.state()["waiting"] < 100
     assert forwarder.state()["dropped"] > 900
     stop(forwarder)
+
+
+def test_what_arrives_has_the_form_of_the_logs_lines_whoever_comes_first(receiver: ForwardReceiver) -> None:
+    """The sink's thread fills in the same record's timestamp, sooner or later."""
+    shared = record(1, pid=1)
+    forwarder = Forwarder(receiver.address, "gpupool.router")
+    forwarder.put(shared)
+    receiver.wait(lambda: len(receiver.records) == 1)
+    stop(forwarder)
+
+    assert shared["timestamp"] == ""
+    check(json.dumps(receiver.records[0]))
+
+
+def test_all_the_addresses_of_a_name_share_the_time_of_one_attempt(receiver: ForwardReceiver) -> None:
+    event = mock.Mock()
+    with contextlib.ExitStack() as stack:
+        port = free_port()
+        holes = [stack.enter_context(deaf(f"127.0.9.{n}", port)) for n in range(1, 4)]
+        stack.enter_context(mock.patch("socket.getaddrinfo", lambda *_, **__: holes))
+        began = time.monotonic()
+        forwarder = Forwarder(f"collector.example:{port}", "gpupool.router", event=event)
+        forwarder.put(record(1))
+        receiver.wait(lambda: event.warning.called)
+        took = time.monotonic() - began
+        assert took < 2 * ATTEMPT_S, took  # each its own would be three times that
+
+        holes.append((socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", receiver.port)))
+        receiver.wait(lambda: len(receiver.records) == 1)
+        stop(forwarder)
+
+
+@contextlib.contextmanager
+def deaf(host: str, port: int) -> Iterator[tuple[Any, ...]]:
+    """An address that answers no attempt to connect: its queue is full."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind((host, port))
+        listener.listen(0)
+        for _ in range(3):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex((host, port))
+        yield socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)
 
 
 def test_losses_are_told_in_the_stream_when_it_flows_again() -> None:

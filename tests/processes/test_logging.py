@@ -59,6 +59,8 @@ def test_every_line_of_a_pool_under_faults_is_as_documented_and_reaches_fluentd(
             pool.wait(lambda s: all(w.get("log", {}).get("forwarding", {}).get("up") for w in s["workers"]))
             pool.close()
             assert second.problems == receiver.problems == []
+            for record in receiver.records + second.records:
+                check(json.dumps(record, ensure_ascii=False, separators=(",", ":")))
             arrived = Counter(_key(r) for r in receiver.records + second.records)
 
     lines = (pool.folder / "err").read_text().splitlines()

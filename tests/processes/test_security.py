@@ -13,6 +13,7 @@ import pytest
 from gpupool.client import Client, DeadlineExceeded
 from gpupool.exits import Exit
 from gpupool.keys import ENV_KEY_FILE, read_secret
+from support.log_lines import check
 from support.running import GPUPOOL, RunningPool
 
 pytestmark = pytest.mark.processes
@@ -84,6 +85,8 @@ def test_pool_that_is_set_up_by_its_commands_serves_whom_it_knows(pool: RunningP
     assert answer["result"]["applied"] == ["router.curve.clients.alice.max_pending"]
 
     secrets = [read_secret(keys / f"{name}.key_secret") for name in ("pool", "alice", "bob")]
+    for line in (pool.folder / "err").read_text().splitlines():
+        check(line)
     told = pool.text() + json.dumps(pool.status()) + done.stdout + done.stderr
     assert not any(secret in told for secret in secrets)
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from gpupool import wire
 from gpupool.errors import ErrorCode
 from gpupool.link import Result
+from gpupool.log_sink import iso
 from gpupool.router.accounts import Accounts
 from gpupool.router.replies import RETRYABLE, Replies, client_name
 from gpupool.router.requests import Request
 from gpupool.router.tenants import Tenant
 from gpupool.spec import ModelSpec
+from support.log_lines import check
 
 TENANT = Tenant()
 
@@ -109,3 +113,20 @@ def test_only_records_of_ok_requests_are_sampled(share: float) -> None:
     assert bool(good.record) is (share == 1.0)
     assert good.frames[2] == b"b"
     assert bad.record["code"] == "worker_lost"
+
+
+@pytest.mark.parametrize(("code", "accepted"), [("ok", True), ("worker_lost", True), ("overloaded", False)])
+def test_a_record_with_all_it_can_have_is_as_published(code: str, accepted: bool) -> None:
+    replies = Replies([ModelSpec("m")], 2)
+    if accepted:
+        made = request()
+        made.tenant, made.slot, made.sent, made.sends, made.incarnation = Tenant("alice"), 2, 10.5, 1, 3
+        reply = replies.finished(made, code, 11.0, message="why", result=Result(7, "ok", frames=(b"b",)), retry_after_ms=5)
+        assert reply.record["overflow"]
+        assert reply.record["sends"] == 1
+    else:
+        reply = replies.refused(b"client", code, "why", delimiter=False, request_id=b"id", field="f", user="alice")
+    about = {"time": 1.5, "timestamp": iso(1.5), "level": "info", "event": "request", "component": "router", "pid": 1}
+
+    assert reply.record["user"] == "alice"
+    check(json.dumps({**about, **reply.record, "trace_id": "0af7651916cd43dd8448eb211c80319c"}))

@@ -71,6 +71,26 @@ def test_only_the_newest_are_kept_and_numbers_go_on_after_a_restart() -> None:
     assert [event["n"] for event in again.select(Wanted(), 9)] == [4, 5, 6]
 
 
+def test_a_number_is_not_used_again_though_the_file_lags_or_is_lost() -> None:
+    journal = Journal(now=1000.0)
+    lines = [journal.add(record(str(n), time=1000.0 + n)) for n in range(50)]
+
+    for kept in (lines[:10], []):
+        again = Journal(now=1001.0)
+        again.restore(parse(b"".join(line for line in kept if line)))
+        for n in range(5):
+            again.add(record(f"new {n}"))
+        assert names(again, after=journal.last) == [f"new {n}" for n in range(5)]
+
+
+def test_numbers_go_on_when_the_clock_was_set_back() -> None:
+    journal = Journal(now=1.0)
+    journal.restore([{"n": 5000, "event": "old"}])
+    journal.add(record("new"))
+
+    assert [event["n"] for event in journal.select(Wanted(), 9)] == [5000, 5001]
+
+
 def test_events_of_any_size_and_kind_are_bounded_one_by_one_and_together() -> None:
     journal = Journal()
     for _ in range(1000):

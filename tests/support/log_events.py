@@ -59,6 +59,8 @@ def _in(tree: ast.AST) -> Iterator[tuple[set[str], str, set[str]]]:
         elif called in ("Report", "report") and words and "slot" not in fields:
             levels = {word for word in words if word in LEVELS} or {"info"}
             names = [word for word in words if word not in LEVELS][: len(texts[0])]
+        elif called == "_warn" and texts and texts[0]:
+            levels, names = {"warning"}, texts[0]
         elif called in ("_event", "Event") and len(texts) > 1:
             levels, names = set(texts[0]), texts[1]
             fields -= {"told"}  # whether the supervisor is told too

@@ -48,7 +48,11 @@ class RequestLine(Line):
     component: Literal["router"]
     request_id: str | None
     client: str
+    user: str | None = None
     code: str
+    overflow: Literal[True] | None = None
+    trace_id: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
+    sends: Count | None = None
     attempts: Count
     batch_size: Count
     input_bytes: Count
