@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from gpupool import __version__
 from gpupool.batches import SIZES
+from gpupool.errors import ErrorCode
 from gpupool.stages import BOUNDS_S, STAGES
 
 from .exposition import Histogram, Sample, family, histogram
@@ -58,6 +59,7 @@ _FORWARDS: Final = (
     ("dropped", "log_forward_dropped_total", "Log records meant for Fluentd that were lost, of all processes"),
 )
 
+_CODES: Final = ("ok", *map(str, ErrorCode))
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -108,8 +110,8 @@ def _counter(name: str, help_: str, samples: Iterable[Sample]) -> str:
 
 def _requests(status: Mapping[str, Any], counts: Counts) -> Iterator[str]:
     router, told = status["router"], counts.router
-    # Each model has its "ok" from the start: a rate needs a value to start from.
-    answered: dict[str, Mapping[str, int]] = {m["name"]: {"ok": 0} for m in status["models"]}
+    # Each model has every code from the start: a rate needs a value to start from, and a code's first burst is what alerts are for.
+    answered: dict[str, Mapping[str, int]] = {m["name"]: dict.fromkeys(_CODES, 0) for m in status["models"]}
     for model, codes in told.get("replied_by_model", {}).items():
         answered[model] = {**answered.get(model, {}), **codes}
     yield _counter(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
-from .output import Failure
+from .output import Failure, print_text
 
 if TYPE_CHECKING:
     import gzip
@@ -112,7 +112,7 @@ def _of_files(path: Path) -> Iterator[bytes]:
         except (OSError, EOFError, zlib.error) as e:
             if one.path == path:
                 raise Failure("no_log", f"{path} cannot be read: {e}") from None
-            print(f"gpupool: {one.path} is left out, as far as it cannot be read: {e}", file=sys.stderr)
+            print_text(f"gpupool: {one.path} is left out, as far as it cannot be read: {e}", file=sys.stderr)
             read.add(one.inode)
             yield b"\n"  # a line that breaks off there is not to spoil the next file's first
         if one.path == path and one.inode in read:
