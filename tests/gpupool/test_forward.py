@@ -68,6 +68,25 @@ def test_what_was_not_acknowledged_comes_again_under_the_same_id(receiver: Forwa
     assert receiver.connections == 2
 
 
+@pytest.mark.parametrize(
+    "answer", [b"\xdb\x00\x00\x0f\xff", b"\x91", b"\xc1", b"\x81\xa3ack\xa5other", b"\xdd\xff\xff\xff\xff"]
+)
+def test_no_answer_holds_an_attempt_beyond_its_time(
+    receiver: ForwardReceiver, answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trickling, without an end, no msgpack, of a stranger, too long."""
+    monkeypatch.setattr("gpupool.forward.ATTEMPT_S", 0.4)
+    receiver.mode = answer
+    event = mock.Mock()
+    forwarder = Forwarder(receiver.address, "gpupool.router", event=event)
+    forwarder.put(record(1))
+    receiver.wait(lambda: bool(event.method_calls), within=10.0)
+    stop(forwarder, 0.2)
+
+    assert event.method_calls[0][0] == "warning"
+    assert forwarder.state()["sent"] == 0
+
+
 def test_a_receiver_that_dies_and_comes_back_gets_everything() -> None:
     first = ForwardReceiver()
     forwarder = Forwarder(first.address, "gpupool.router")

@@ -18,10 +18,11 @@ class ForwardReceiver:
 
     `mode` may change at any time: "ack" takes all; "withhold" reads and never answers; "stranger" answers with another id;
     "hole" accepts and never reads; "slow" reads 64 kB a second.
+    Bytes for a mode are the answer, one of them every 50 ms, again and again.
     """
 
-    def __init__(self, port: int = 0, mode: str = "ack") -> None:
-        self.mode = mode
+    def __init__(self, port: int = 0, mode: str | bytes = "ack") -> None:
+        self.mode: str | bytes = mode
         self.records: list[dict[str, Any]] = []
         self.chunks: list[str] = []  # ids as they came, repeats too
         self.problems: list[str] = []
@@ -105,6 +106,10 @@ class ForwardReceiver:
         if self.mode in ("ack", "slow") and option["chunk"] not in self.chunks:
             self.records += [record for _, record in entries]
         self.chunks.append(option["chunk"])
+        while isinstance(self.mode, bytes) and not self._closed.wait(0.0):
+            for n in range(len(self.mode)):
+                connection.sendall(self.mode[n : n + 1])
+                self._closed.wait(0.05)
         if self.mode != "withhold":
             name = "other" if self.mode == "stranger" else option["chunk"]
             connection.sendall(msgpack.packb({"ack": name}))
