@@ -86,12 +86,12 @@ _BOUNDS_MS = [1e3 * bound for bound in BOUNDS_S]
 
 #: Keys of the router's books that stand elsewhere in the document, are for the metrics alone, or are the channel's.
 _ROUTER_OWN = frozenset(
-    {"t", "n", "pending", "in_flight", "accepted_total", "replied_total", "workers", "bind", "state", "latencies", "log"}
+    {"t", "n", "pending", "in_flight", "accepted_total", "replied_total", "workers", "bind", "state", "latencies"}
 )
 
 
 #: Parts of a worker's report that stand elsewhere in its entry, are for the metrics alone, or are the channel's.
-_REPORT_OWN = frozenset({"t", "memory", "log"})
+_REPORT_OWN = frozenset({"t", "memory"})
 
 
 def _worker(
