@@ -136,7 +136,7 @@ ROWS: Final[list[tuple[str, list[Panel]]]] = [
         lines("Power", "watt", (f"gpupool_device_power_watts{{{POOL}}} {OF_WORKER}", "{{device}}")),
         lines("Clocks lowered by", "none", (f"gpupool_device_clocks_event{{{POOL}}} {OF_WORKER}", "{{device}} {{reason}}"), about="A power cap is a loaded card's normal state; heat and power brake are not."),
         lines("XIDs seen", "none", (f"gpupool_device_xid_total{{{POOL}}} {OF_WORKER}", "{{device}} XID {{xid}}")),
-        lines("Health", "none", (f"sum by (health) (gpupool_device_health{{{POOL}}} {OF_WORKER})", "{{health}}"), about="How many devices."),
+        lines("Health", "none", (f"gpupool_device_health{{{POOL}}} {OF_WORKER}", "{{device}} {{health}}"), about="1 for the health that a device has now."),
     ]),
     ("Errors", [
         lines("Errors by code", "reqps", (per("code", "gpupool_requests_total", f'{MODEL}, code!="ok"'), "{{code}}"), width=12),

@@ -31,7 +31,9 @@ def queries(instance: str = ".*") -> dict[str, str]:
         if panel["type"] == "row":
             row = panel["title"]
         for target in panel.get("targets", []):
-            found[f"{row} / {panel['title']} / {target['legendFormat'] or target['refId']}"] = filled_in(target["expr"], instance)
+            found[f"{row} / {panel['title']} / {target['legendFormat'] or target['refId']}"] = filled_in(
+                target["expr"], instance
+            )
     return found
 
 

@@ -56,7 +56,9 @@ class RunningPrometheus:
         self.address = f"http://127.0.0.1:{free_port()}"
         (folder / RULES.name).write_text(faster(RULES.read_text()))
         config = (CONFIGS / "prometheus" / "prometheus.yml").read_text()
-        (folder / "prometheus.yml").write_text(config.replace("15s", "500ms").replace("127.0.0.1:9555", '", "'.join((target, *others))))
+        (folder / "prometheus.yml").write_text(
+            config.replace("15s", "500ms").replace("127.0.0.1:9555", '", "'.join((target, *others)))
+        )
         command = [found("prometheus"), "--config.file=prometheus.yml", "--storage.tsdb.path=data", "--log.level=warn"]
         with (folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
