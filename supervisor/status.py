@@ -90,7 +90,7 @@ _ROUTER_OWN = frozenset(
 )
 
 
-#: Parts of a worker's report that stand elsewhere in its entry, are for the metrics alone, or are the channel's.
+#: Parts of a worker's report that stand elsewhere in its entry, or are the channel's.
 _REPORT_OWN = frozenset({"t", "memory"})
 
 

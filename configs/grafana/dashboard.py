@@ -134,7 +134,7 @@ ROWS: Final[list[tuple[str, list[Panel]]]] = [
         lines("Utilisation", "percentunit", (f"gpupool_device_utilization_ratio{{{POOL}}} {OF_WORKER}", "{{device}}"), max=1, about="GpupoolGpuIdle: below 20 % while its worker has work."),
         lines("Temperature", "celsius", (f"gpupool_device_temperature_celsius{{{POOL}}} {OF_WORKER}", "{{device}}")),
         lines("Power", "watt", (f"gpupool_device_power_watts{{{POOL}}} {OF_WORKER}", "{{device}}")),
-        lines("Clocks lowered by", "none", (f"gpupool_device_clocks_event{{{POOL}}} {OF_WORKER}", "{{device}} {{reason}}"), about="A power cap is a loaded card's normal state; heat and power brake are not."),
+        lines("Clocks lowered by", "none", (f"(gpupool_device_clocks_event{{{POOL}}} == 1) {OF_WORKER}", "{{device}} {{reason}}"), about="A power cap is a loaded card's normal state; heat and power brake are not."),
         lines("XIDs seen", "none", (f"gpupool_device_xid_total{{{POOL}}} {OF_WORKER}", "{{device}} XID {{xid}}")),
         lines("Health", "none", (f"gpupool_device_health{{{POOL}}} {OF_WORKER}", "{{device}} {{health}}"), about="1 for the health that a device has now."),
     ]),
