@@ -171,7 +171,9 @@ def _drill(scene: Scene, drill: Drill) -> Iterator[Finding]:
     yield Finding(f"{drill.fault}: {drill.alert}", told if fired else "did not fire", bound, bool(quiet and fired))
 
     seen = _soon(lambda: _on_panel(scene.prometheus, _instance(at.pool), drill.panel, known))
-    yield Finding(f"{drill.fault}: *{drill.panel.title}*", seen or "does not show it", str(drill.panel), bool(seen))
+    yield Finding(
+        f"{drill.fault}: *{drill.panel.title}*", seen or "does not show it", str(drill.panel).format_map(known), bool(seen)
+    )
 
     if scene.load:
         known["request"] = _answered(*scene.load)
