@@ -123,10 +123,12 @@ class Forwarder:
         self._thread.start()
 
     def state(self) -> dict[str, Any]:
-        """Tell whether the last attempt succeeded, how many records were acknowledged, given up, and wait."""
+        """Tell to where, whether the last attempt succeeded, how many records were acknowledged, given up, and wait."""
         chunk = self._chunk
         waiting = len(self._queue) + (len(chunk.records) if chunk else 0)
-        return {"up": bool(self._up), "sent": self._sent, "dropped": self.dropped.total(), "waiting": waiting}
+        host, port = self._address
+        told = {"sent": self._sent, "dropped": self.dropped.total(), "waiting": waiting}
+        return {"address": f"{host}:{port}", "up": bool(self._up), **told}
 
     def end(self, timeout_s: float) -> None:
         """Begin to end: send what waits for at most `timeout_s`, without resting after a failure."""

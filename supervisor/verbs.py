@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -201,15 +202,11 @@ class Verbs:
                 await asyncio.to_thread(choose, config.pool.devices, os.environ)
         except (ConfigErrors, DeviceError) as e:
             errors = [str(error) for error in e.errors] if isinstance(e, ConfigErrors) else [str(e)]
-            s.last_reload_error = "; ".join(errors)
-            s.log.event.error("reload_refused", errors=errors)
-            raise Refused("bad_config", s.last_reload_error) from None
+            raise Refused("bad_config", self._reload_refused(errors)) from None
         changes, result = difference(s.config, config), merged(s.config, config)
         if problems := contradictions(result):
             # A live key would contradict one that only holds from the next start.
-            s.last_reload_error = "; ".join(problems)
-            s.log.event.error("reload_refused", errors=problems)
-            raise Refused("bad_config", f"{s.last_reload_error}; restart the pool to change both")
+            raise Refused("bad_config", f"{self._reload_refused(problems)}; restart the pool to change both")
         s.apply(result)
         s.log.event.info(
             "reloaded",
@@ -220,6 +217,14 @@ class Verbs:
         return {
             "config_generation": s.generation, "applied": list(changes.applied), "needs_restart": list(changes.needs_restart),
         }  # fmt: skip
+
+    def _reload_refused(self, errors: Sequence[str]) -> str:
+        """Note it for status and events, with the file that is at fault, and return what to answer."""
+        s = self._supervisor
+        said, file = "; ".join(errors), str(s.config.source)
+        s.last_reload_error = said if file in said else f"{file}: {said}"
+        s.log.event.error("reload_refused", errors=errors, file=file)
+        return s.last_reload_error
 
     def _slots(self, verb: str, args: dict[str, Any], peer: Peer) -> list[int]:
         """Resolve worker names to slots; refuse unknown ones and those the verb cannot be done on.

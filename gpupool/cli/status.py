@@ -79,7 +79,7 @@ def layout(document: Mapping[str, Any]) -> Group:
         cells.append(Text(visible(_why(worker))))
         cells[1].stylize(_STATE_STYLE.get(worker["state"], "yellow"))
         table.add_row(*cells)
-    lines = [_pool_line(document["pool"]), _router_line(document.get("router") or {}), *_log_lines(document.get("logs") or {})]
+    lines = [_pool_line(document["pool"]), _router_line(document.get("router") or {}), *_log_lines(document)]
     return Group(*(Text(visible(line)) for line in lines), table)
 
 
@@ -135,14 +135,23 @@ def _router_line(router: Mapping[str, Any]) -> str:
     )
 
 
-def _log_lines(logs: Mapping[str, Any]) -> list[str]:
-    """Log levels that are not as configured: they cost, and are easily forgotten."""
+def _log_lines(document: Mapping[str, Any]) -> list[str]:
+    """Log levels that are not as configured: they cost, and are easily forgotten. And a Fluentd that takes nothing."""
+    logs = document.get("logs") or {}
     asked = [
         f"{wish['component']} {wish['level']} "
         + ("until further notice" if wish["for_s"] is None else f"for {wish['for_s']:.0f} s")
         for wish in logs.get("asked", ())
     ]
-    return [f"log level: {', '.join(asked)}"] if asked else []
+    lines = [f"log level: {', '.join(asked)}"] if asked else []
+    told = {"supervisor": logs.get("supervisor"), "router": (document.get("router") or {}).get("log")}
+    told |= {f"worker {worker['worker']}": worker.get("log") for worker in document["workers"]}
+    ways = {name: log["forwarding"] for name, log in told.items() if log and log.get("forwarding")}
+    if down := {name: way for name, way in ways.items() if not way["up"]}:
+        waiting, lost = (sum(way[key] for way in ways.values()) for key in ("waiting", "dropped"))
+        places = ", ".join(sorted({way.get("address", "?") for way in down.values()}))
+        lines.append(f"log: Fluentd at {places} takes nothing from {', '.join(down)}; {waiting} records wait, {lost} lost")
+    return lines
 
 
 def _cell(worker: Mapping[str, Any], path: str, unit: str) -> str:
@@ -164,6 +173,9 @@ def _why(worker: Mapping[str, Any]) -> str:
         parts.append(f"needs {needs}")
     if worker.get("late"):
         parts.append("its beat is missing")
+    if count := worker.get("oom_total"):
+        parts.append(f"ran out of memory {count} time{'s' if count > 1 else ''}")
+    parts += [f"its {kind} memory rises: a leak?" for kind, leak in (worker.get("leak") or {}).items() if leak.get("suspected")]
     last = worker.get("last_exit")
     if last and (cause := text_of(last)) not in parts:
         parts.append(f"last exit: {cause}")

@@ -70,6 +70,20 @@ def test_a_refused_reload_shows(capsys: pytest.CaptureFixture[str]) -> None:
     assert "last reload refused: batching.max_batsh" in capsys.readouterr().out
 
 
+def test_a_fluentd_that_takes_nothing_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    def log(*, up: bool, waiting: int = 0, dropped: int = 0) -> dict[str, Any]:
+        return {"losses": {}, "forwarding": {"address": "10.0.0.9:24224", "up": up, "waiting": waiting, "dropped": dropped}}
+
+    shown = document(worker(0, "ready", log=log(up=False, waiting=3)), worker(1, "ready", log=log(up=True)))
+    shown["router"]["log"] = log(up=False, waiting=40, dropped=2)
+    shown["logs"] = {"asked": [], "supervisor": log(up=True)}
+    with FakePool(steady(shown)) as pool:
+        main(["status", "--runtime-dir", str(pool.folder)])
+
+    line = "log: Fluentd at 10.0.0.9:24224 takes nothing from router, worker 0; 43 records wait, 2 lost"
+    assert line in capsys.readouterr().out.splitlines()
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 def test_watching_shows_one_status_after_another_until_interrupted(
     terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -115,4 +129,8 @@ def test_the_table_says_why_a_worker_does_not_work() -> None:
     assert _why({"device": {}, "late": True, "last_exit": {"cause": "killed by SIGKILL"}}) == (
         "its beat is missing; last exit: killed by SIGKILL"
     )
+    assert _why({"oom_total": 2, "leak": {"host": {"suspected": True}, "device": {"suspected": False}}}) == (
+        "ran out of memory 2 times; its host memory rises: a leak?"
+    )
+    assert _why({"oom_total": 0, "leak": {}}) == "-"
     assert _why({}) == "-"

@@ -18,6 +18,7 @@ from demonstrations import (
     alarms,
     batching,
     buckets,
+    diagnosis,
     fairness,
     fast_fail,
     growth,
@@ -59,6 +60,7 @@ ALL: Final[dict[str, tuple[Show, float, float]]] = {
     "threads": (threads.show, 48.0, 12.0),
     "objective": (objective.show, 40.0, 16.0),
     "alarms": (alarms.show, 130.0, 20.0),
+    "diagnosis": (diagnosis.show, 120.0, 20.0),
     "scrapes": (scrapes.show, 100.0, 5.0),
     "logging": (logging.show, 60.0, 20.0),
 }

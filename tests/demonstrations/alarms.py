@@ -51,9 +51,11 @@ class Stage:
         """Change a card."""
         self.cards.say(f"gpu {self.uuid(slot)} {said}")
 
-    def load(self, rate: float, sample: Any = None, **header: Any) -> None:
+    def load(self, rate: float, sample: Any = None, **header: Any) -> Load:
         """Requests until the fault is over."""
-        self.after.callback(Load(self.pool, rate=rate, sample=sample, **header).stop)
+        load = Load(self.pool, rate=rate, sample=sample, **header)
+        self.after.callback(load.stop)
+        return load
 
     def signal(self, slot: int, number: signal.Signals) -> None:
         """Send a worker a signal."""
@@ -64,7 +66,8 @@ def _slow(at: Stage) -> None:
     at.load(20, {"i": 1, "do": "sleep", "s": 0.2})
 
 
-def _freeze(at: Stage) -> None:
+def freeze(at: Stage) -> None:
+    """Stop worker 0; it goes on afterwards."""
     at.after.callback(at.signal, 0, signal.SIGCONT)
     at.signal(0, signal.SIGSTOP)
 
@@ -109,7 +112,8 @@ def _kill_router(at: Stage) -> None:
     os.kill(at.pool.status()["router"]["pid"], signal.SIGKILL)
 
 
-def _spoil_configuration(at: Stage) -> None:
+def spoil_configuration(at: Stage) -> None:
+    """Reload with a key that is misspelt; the good file comes back afterwards."""
     text = at.pool.file.read_text()
     at.after.callback(at.pool.cli, "reload")
     at.after.callback(at.pool.file.write_text, text)
@@ -121,7 +125,8 @@ def _xid(at: Stage) -> None:
     at.cards.say(f"event {at.uuid(0)} xid 63")
 
 
-def _heat(at: Stage) -> None:
+def heat(at: Stage) -> None:
+    """Let the card of worker 0 be hot."""
     at.after.callback(at.card, 0, "throttle=0")
     at.card(0, "throttle=0x40")
 
@@ -146,7 +151,8 @@ def _judge(at: Stage) -> None:
     at.cards.say(f"event {at.uuid(1)} xid 48")
 
 
-def _lose(at: Stage) -> None:
+def lose(at: Stage) -> None:
+    """Let the card of worker 3 fall off the bus."""
     at.cards.say(f"event {at.uuid(3)} xid 79")
     at.card(3, "state=lost")
 
@@ -166,7 +172,7 @@ def _end(at: Stage) -> None:
 #: What is done, by whom it is told.
 _FAULTS: Final[Sequence[tuple[str, Callable[[Stage], None], str]]] = (
     ("the model takes 0.2 s longer", _slow, "GpupoolLatencyHigh"),
-    ("a worker is frozen", _freeze, "GpupoolWorkerLate"),
+    ("a worker is frozen", freeze, "GpupoolWorkerLate"),
     ("the model raises for one request in nine", _fail, "GpupoolErrorRateHigh"),
     ("a client asks for a model that is not there", _mistake, "GpupoolClientMistakes"),
     ("samples do not fit into memory", _exhaust, "GpupoolOutOfMemory"),
@@ -177,12 +183,12 @@ _FAULTS: Final[Sequence[tuple[str, Callable[[Stage], None], str]]] = (
     ("a worker crashes three times", _crash, "GpupoolWorkerRestarting"),
     ("it crashes on", _crash_on, "GpupoolWorkerParked"),
     ("the router is killed", _kill_router, "GpupoolRouterDied"),
-    ("a bad configuration is deployed", _spoil_configuration, "GpupoolReloadRefused"),
+    ("a bad configuration is deployed", spoil_configuration, "GpupoolReloadRefused"),
     ("a card reports XID 63", _xid, "GpupoolXid"),
-    ("a card is hot", _heat, "GpupoolCardThrottled"),
+    ("a card is hot", heat, "GpupoolCardThrottled"),
     ("a card's memory is full", _fill, "GpupoolDeviceMemoryHigh"),
     ("a card has a double-bit error", _judge, "GpupoolCardQuarantined"),
-    ("a card falls off the bus", _lose, "GpupoolCardLost"),
+    ("a card falls off the bus", lose, "GpupoolCardLost"),
     ("NVML hangs", _hang, "GpupoolCardUnknown"),
     ("somebody drains all workers", _drain, "GpupoolNotReady"),
     ("the supervisor is killed", _end, "GpupoolTargetDown"),
@@ -192,16 +198,22 @@ _FAULTS: Final[Sequence[tuple[str, Callable[[Stage], None], str]]] = (
 def show(folder: Path, seconds: float) -> Sequence[Finding]:
     """Do the first faults that there is time for, at some 4 s each; all of them in full."""
     (folder / "prometheus").mkdir()
+    at = staged(folder, "Trouble", config=_CONFIG)
+    with RunningPrometheus(folder / "prometheus", f"127.0.0.1:{at.pool.http}") as prometheus, at.pool:
+        at.pool.start()
+        prometheus.wait_until_up()
+        return list(_do(at, prometheus, _FAULTS[: max(1, int(seconds / 4))]))
+
+
+def staged(folder: Path, model: str, *, options: str = "", config: str) -> Stage:
+    """A pool, not started, of a worker for each of four pretended cards, without torch."""
     (folder / "pool").mkdir()
     cards = FakeCards(folder)
-    pool = RunningPool(folder / "pool", "Trouble", config=_CONFIG)
+    pool = RunningPool(folder / "pool", model, options=options, config=config)
     pool.env |= cards.environment()
     pool.env["PYTHONPATH"] = f"{_SUPPORT / 'no_torch'}:{pool.env['PYTHONPATH']}"
     pool.file.write_text(pool.file.read_text().replace('devices = "cpu:2"', 'devices = "auto"'))
-    with RunningPrometheus(folder / "prometheus", f"127.0.0.1:{pool.http}") as prometheus, pool:
-        pool.start()
-        prometheus.wait_until_up()
-        return list(_do(Stage(pool, cards), prometheus, _FAULTS[: max(1, int(seconds / 4))]))
+    return Stage(pool, cards)
 
 
 def _do(

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.processes
 
 
 #: Of these nothing but times would be left, and they take long; what scrapes and alarms show is tried in tests/processes and tests/monitoring.
-NOT_HERE = {"alarms", "batching", "buckets", "fairness", "logging", "low-high", "objective", "scrapes", "threads"}
+NOT_HERE = {"alarms", "batching", "buckets", "diagnosis", "fairness", "logging", "low-high", "objective", "scrapes", "threads"}
 
 
 @pytest.mark.parametrize("name", sorted(set(ALL) - NOT_HERE))

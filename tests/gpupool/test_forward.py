@@ -47,7 +47,7 @@ def test_ten_thousand_records_arrive_once_and_in_order(receiver: ForwardReceiver
 
     assert [r["n"] for r in receiver.records] == list(range(10_000))
     assert (receiver.problems, receiver.connections) == ([], 1)
-    assert forwarder.state() == {"up": True, "sent": 10_000, "dropped": 0, "waiting": 0}
+    assert forwarder.state() == {"address": receiver.address, "up": True, "sent": 10_000, "dropped": 0, "waiting": 0}
 
 
 def test_what_was_not_acknowledged_comes_again_under_the_same_id(receiver: ForwardReceiver) -> None:
@@ -256,7 +256,7 @@ def test_a_server_of_others_takes_ten_thousand(tmp_path_factory: pytest.TempPath
     assert seen["records"] == 10_000
     assert (seen["last"]["tag"], seen["last"]["record"]["n"]) == ("gpupool.router", 9_999)
     assert abs(seen["last"]["time"] - seen["last"]["record"]["time"]) < 1e-3
-    assert forwarder.state() == {"up": True, "sent": 10_000, "dropped": 0, "waiting": 0}
+    assert forwarder.state() == {"address": f"127.0.0.1:{port}", "up": True, "sent": 10_000, "dropped": 0, "waiting": 0}
 
 
 def node_module(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -11,6 +11,7 @@ import pytest
 import typer
 import yaml
 
+from demonstrations.diagnosis import DRILLS
 from gpupool.cli.app import app
 from support.panels import ALERTS, DASHBOARD
 from support.prometheus import CONFIGS, RULES, faster, found
@@ -92,6 +93,27 @@ def code() -> list[str]:
     blocks = re.findall(r"(?ms)^```\w*\n(.*?)^```", RUNBOOK)
     lines = [line.partition("#")[0] for block in blocks for line in block.splitlines()]
     return lines + re.findall(r"`([^`\n]+)`", re.sub(r"(?ms)^```.*?^```", "", RUNBOOK))
+
+
+def test_the_ten_faults_are_those_that_the_demonstration_shows() -> None:
+    """A row for each of a fault's commands, the first with its name, alert and panel."""
+    section = RUNBOOK.partition("\n## Ten faults\n")[2].partition("\n## ")[0]
+    rows = [
+        tuple(cell.strip() for cell in row.strip("|").split("|"))[:4] for row in section.splitlines() if row.startswith("| ")
+    ][2:]
+    wanted: set[tuple[str, ...]] = set()
+    fault = ""
+    told: set[tuple[str, ...]] = set()
+    for first, alert, panel, command in rows:
+        fault = first or fault
+        told.add((fault, alert, panel, command))
+    for drill in DRILLS:
+        alert = f"[{drill.alert}](#{drill.alert.lower()})"
+        for n, look in enumerate(drill.looks):
+            command = f"`gpupool {look.command.replace('{request}', 'REQUEST_ID')}`"
+            wanted.add((drill.fault, *((alert, f"*{drill.panel.title}*") if n == 0 else ("", "")), command))
+    assert len({fault for fault, *_ in told}) == 10
+    assert told == wanted
 
 
 def test_faster_rules_differ_in_durations_only() -> None:

@@ -21,7 +21,7 @@ from gpupool.supervisor.workers import END_REASONS
 from support.world import POLICY
 
 NOW = 1000.0
-LOG = {"losses": {"info": 3}, "forwarding": {"up": True, "sent": 10, "dropped": 1, "waiting": 0}}
+LOG = {"losses": {"info": 3}, "forwarding": {"address": "127.0.0.1:24224", "up": True, "sent": 10, "dropped": 1, "waiting": 0}}
 CLOSE_REASONS = ("full", "min", "window", "idle", "deadline", "alone")
 
 

@@ -18,12 +18,12 @@ ALL_RULES: list[dict[str, Any]] = [rule for group in GROUPS for rule in group["r
 ALERTS: dict[str, dict[str, Any]] = {rule["alert"]: rule for rule in ALL_RULES if "alert" in rule}
 
 
-def filled_in(expression: str) -> str:
-    """An expression as Grafana sends it when everything is chosen at the top."""
-    return re.sub(r"\$\w+", ".*", expression.replace("$__rate_interval", "4s"))
+def filled_in(expression: str, instance: str = ".*") -> str:
+    """An expression as Grafana sends it when everything is chosen at the top, or one pool."""
+    return re.sub(r"\$\w+", ".*", expression.replace("$__rate_interval", "4s").replace("$instance", instance))
 
 
-def queries() -> dict[str, str]:
+def queries(instance: str = ".*") -> dict[str, str]:
     """Expressions of the dashboard, filled in, by row, panel and legend."""
     found: dict[str, str] = {}
     row = ""
@@ -31,7 +31,9 @@ def queries() -> dict[str, str]:
         if panel["type"] == "row":
             row = panel["title"]
         for target in panel.get("targets", []):
-            found[f"{row} / {panel['title']} / {target['legendFormat'] or target['refId']}"] = filled_in(target["expr"])
+            found[f"{row} / {panel['title']} / {target['legendFormat'] or target['refId']}"] = filled_in(
+                target["expr"], instance
+            )
     return found
 
 

@@ -49,14 +49,16 @@ def faster(rules: str) -> str:
 
 
 class RunningPrometheus:
-    """It scrapes one pool twice a second and evaluates the faster rules as often."""
+    """It scrapes its pools twice a second and evaluates the faster rules as often. `target` is the first, as HOST:PORT."""
 
-    def __init__(self, folder: Path, target: str) -> None:
+    def __init__(self, folder: Path, target: str, *others: str) -> None:
         self.folder, self.target = folder, target
         self.address = f"http://127.0.0.1:{free_port()}"
         (folder / RULES.name).write_text(faster(RULES.read_text()))
         config = (CONFIGS / "prometheus" / "prometheus.yml").read_text()
-        (folder / "prometheus.yml").write_text(config.replace("15s", "500ms").replace("127.0.0.1:9555", target))
+        (folder / "prometheus.yml").write_text(
+            config.replace("15s", "500ms").replace("127.0.0.1:9555", '", "'.join((target, *others)))
+        )
         command = [found("prometheus"), "--config.file=prometheus.yml", "--storage.tsdb.path=data", "--log.level=warn"]
         with (folder / "log").open("wb") as log:
             self._process = subprocess.Popen(

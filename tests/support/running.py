@@ -252,7 +252,10 @@ class RawClient:
 
 
 class Load(threading.Thread):
-    """An open-loop client: sends at a rate and remembers every reply. `stop` ends the sending and waits for what is open."""
+    """An open-loop client: sends at a rate and remembers every reply. `stop` ends the sending and waits for what is open.
+
+    `sample` may be a function that makes the n-th.
+    """
 
     def __init__(self, pool: RunningPool, *, rate: float, sample: Any = None, **header: Any) -> None:
         super().__init__(daemon=True)
@@ -271,7 +274,8 @@ class Load(threading.Thread):
             while not self._ending.is_set():
                 due = (time.monotonic() - began) * self._rate
                 while len(self.sent) < due:
-                    self.sent[client.send(self._sample, **self._header)] = time.monotonic()
+                    sample = self._sample(len(self.sent)) if callable(self._sample) else self._sample
+                    self.sent[client.send(sample, **self._header)] = time.monotonic()
                 self._take(client, 0.002)
             end = time.monotonic() + 35.0
             while len(self.replies) < len(self.sent) and time.monotonic() < end:
