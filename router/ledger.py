@@ -275,6 +275,7 @@ class Ledger:
             request.state = State.PENDING
             if request.trace is not None and request.trace.sampled:
                 request.trace.came_back(request.slot, request.sent, now, reason)
+            request.came_back(now)
             (suspects if request.suspected else fresh).append(request)
             self.accounts.redispatch(reason)
         self.backlog.restore(fresh)
@@ -293,7 +294,7 @@ class Ledger:
             fields = {
                 **_whose(request), "ticket": request.ticket, "worker": request.slot, "incarnation": request.incarnation,
                 "reason": reason, "attempts": request.attempts, "worker_deaths": request.deaths, "alone": request.suspected,
-                "pending_ms": round(1e3 * (request.sent - request.arrived), 3), "held_ms": round(1e3 * (now - request.sent), 3),
+                "pending_ms": round(1e3 * request.pending(now), 3), "held_ms": round(1e3 * (now - request.sent), 3),
             }  # fmt: skip
             self.commands.append(Event("info", "request_redispatched", fields))
         if (unnamed := len(requests) - _NAMED) > 0:

@@ -54,9 +54,8 @@ class Replies:
         """Answer an accepted request, from a worker's result or without one."""
         name, version = self._names[request.model]
         r = result or _NOTHING
-        sent = request.sent or now
         # Three decimals by integers: round() takes four times as long, six times a reply.
-        pending_us = int((sent - request.arrived) * 1e6 + 0.5)
+        pending_us = int(request.pending(now) * 1e6 + 0.5)
         total_us = int((now - request.arrived) * 1e6 + 0.5)
         queue_us = int(r.queue_s * 1e6 + 0.5)
         preprocess_us = int(r.preprocess_s * 1e6 + 0.5)

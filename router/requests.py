@@ -35,7 +35,7 @@ class Request:
     __slots__ = (
         "arrived", "attempts", "client", "deadline", "deaths", "delimiter", "died_on", "flags", "frames", "id", "incarnation", "model",
         "patient", "priority", "retry", "returns", "rows", "sends", "sent", "sequence", "size", "slot", "state", "tenant", "ticket", "timeout_s",
-        "trace",
+        "trace", "waited", "waits_since",
     )  # fmt: skip
 
     def __init__(
@@ -76,7 +76,9 @@ class Request:
         self.ticket = 0  # of its latest dispatch
         self.slot = NO_SLOT  # where it was last sent
         self.incarnation = 0  # of the process there
-        self.sent = 0.0
+        self.sent = 0.0  # 0 while it waits
+        self.waits_since = arrived  # or since it came back
+        self.waited = 0.0  # seconds in the router before that, without those at workers
         self.sends = 0  # to workers; some never began it
         self.timeout_s = 0.0  # what was left when it was last sent
         self.attempts = 0  # executions begun, the first included
@@ -84,6 +86,15 @@ class Request:
         self.died_on = NO_SLOT
         self.trace: Trace | None = None  # where one is known of
         self.returns = 0  # unbegun, from workers that died or left for no known reason
+
+    def pending(self, now: float) -> float:
+        """Return the seconds that it has waited in the router, all its waits together."""
+        return self.waited + (self.sent or now) - self.waits_since
+
+    def came_back(self, now: float) -> None:
+        """Begin another wait."""
+        self.waited = self.pending(now)
+        self.sent, self.waits_since = 0.0, now
 
     @property
     def suspected(self) -> bool:

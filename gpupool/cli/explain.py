@@ -89,7 +89,7 @@ def text_of(request_id: str, life: Life) -> Iterator[str]:
         if record and (missing := untold(record, life.moves)):
             yield (
                 f"  it was sent to workers {record['sends']} times; of {missing} return{'s' if missing > 1 else ''} the log has no line: "
-                "that time is in the part after it"
+                "that time is in the last part"
             )
     happened = sorted([*life.moves, *life.around], key=lambda r: r.get("time") or 0)
     if happened:

@@ -149,19 +149,18 @@ def parts(record: Mapping[str, Any], moves: Sequence[Mapping[str, Any]]) -> list
     """
     if not isinstance(record.get("total_ms"), int | float):
         return []
-    total, passed = _us(record, "total_ms"), 0
+    total, waited = _us(record, "total_ms"), 0
     made: list[Part] = []
     for move in moves:
-        sent, held = _us(move, "pending_ms"), _us(move, "held_ms")
-        made.append(Part("pending" if not made else "pending again", sent - passed))
-        made.append(Part(_how_it_came_back(move), held, move.get("worker")))
-        passed = sent + held
+        before, waited = waited, _us(move, "pending_ms")
+        made.append(Part("pending" if not made else "pending again", waited - before))
+        made.append(Part(_how_it_came_back(move), _us(move, "held_ms"), move.get("worker")))
     again = "pending again" if moves else "pending"
     worker = record.get("worker")
     if worker is None or _waited_to_its_end(record, moves):
-        made.append(Part(again, total - passed))
+        made.append(Part(again, total - sum(part.us for part in made)))
         return _rounded(made)
-    made.append(Part(again, _us(record, "pending_ms") - passed))
+    made.append(Part(again, _us(record, "pending_ms") - waited))
     stages = [Part(name, _us(record, f"{name}_ms"), worker) for name in STAGES]
     rest = total - sum(part.us for part in (*made, *stages))
     if record.get("batch_size") or any(part.us for part in stages):
@@ -170,7 +169,7 @@ def parts(record: Mapping[str, Any], moves: Sequence[Mapping[str, Any]]) -> list
 
 
 def untold(record: Mapping[str, Any], moves: Sequence[Mapping[str, Any]]) -> int:
-    """Count the returns from workers that the log has no line of; what passed there is among the times it was pending."""
+    """Count the returns from workers that the log has no line of; what passed there is in the last part."""
     sends = record.get("sends")
     returns = sends - (not _waited_to_its_end(record, moves)) if isinstance(sends, int) else 0
     return max(0, returns - len(moves))

@@ -26,7 +26,7 @@ RECORDS: list[dict[str, Any]] = [
     {
         "event": "request", "level": "info", "time": 1000.0, "request_id": "a", "client": "c1", "user": "alice", "ticket": 9, "model": "m",
         "worker": 1, "incarnation": 4, "code": "ok", "attempts": 2, "batch_size": 3, "input_bytes": 7, "output_bytes": 8,
-        "pending_ms": 60.0, "queue_ms": 1.0, "preprocess_ms": 2.0, "forward_ms": 30.0, "postprocess_ms": 3.0, "total_ms": 100.0,
+        "pending_ms": 19.0, "queue_ms": 1.0, "preprocess_ms": 2.0, "forward_ms": 30.0, "postprocess_ms": 3.0, "total_ms": 100.0,
     },
     {"event": "request", "time": 1001.0, "request_id": "a", "client": "c2", "code": "overloaded", "message": "the queue is full", "input_bytes": 7},
 ]  # fmt: skip

@@ -41,14 +41,14 @@ def move(at: float = 999.95, request_id: str = "a", client: str = "c", **fields:
 def test_the_parts_add_up_to_the_total_whatever_the_rounding(
     returns: list[tuple[float, float]], pending: float, stages: tuple[float, ...], rest: float
 ) -> None:
-    now, moves = 0.0, []
-    for number, (waited, held) in enumerate(returns):
-        moves.append(move(ticket=number, pending_ms=ms(now + waited), held_ms=ms(held)))
-        now += waited + held
-    sent = now + pending
-    total = sent + sum(stages) + rest
+    waited, moves = 0.0, []
+    for number, (more, held) in enumerate(returns):
+        waited += more
+        moves.append(move(ticket=number, pending_ms=ms(waited), held_ms=ms(held)))
+    waited += pending
+    total = waited + sum(held for _, held in returns) + sum(stages) + rest
     timings: dict[str, Any] = {f"{name}_ms": ms(s) for name, s in zip(STAGES, stages, strict=True)}
-    record = request(pending_ms=ms(sent), total_ms=ms(total), ticket=99, **timings)
+    record = request(pending_ms=ms(waited), total_ms=ms(total), ticket=99, **timings)
 
     split = parts(record, moves)
 
@@ -61,7 +61,7 @@ def test_the_parts_add_up_to_the_total_whatever_the_rounding(
 
 def test_a_request_that_came_back_and_was_not_sent_again_waited_for_the_rest() -> None:
     split = parts(
-        request(code="deadline_exceeded", batch_size=0, pending_ms=10.0, ticket=8, worker=0, forward_ms=0.0), [move()]
+        request(code="deadline_exceeded", batch_size=0, pending_ms=60.0, ticket=8, worker=0, forward_ms=0.0), [move()]
     )
 
     assert [(p.name, p.us) for p in split] == [("pending", 10_000), ("lost there (crash)", 40_000), ("pending again", 50_000)]

@@ -34,6 +34,32 @@ def test_promtool_is_content(arguments: tuple[str, ...]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_rules_hold_where_targets_have_labels_of_their_own(tmp_path: Path) -> None:
+    """The same tests with `env="prod"` on every series, as a site's scrape configuration may add; aggregations may drop it."""
+    rules = yaml.safe_load((RULES.parent / "gpupool.rules.test.yml").read_text())
+    for test in rules["tests"]:
+        for series in test["input_series"]:
+            series["series"] = re.sub(r"\}$", ',env="prod"}', series["series"])
+        for check in test["alert_rule_test"]:
+            for alert in check.get("exp_alerts", []):
+                if not re.search(
+                    r"\bby \(|instance:|instance_worker:gpupool_(batch|worker)|instance_model:gpupool_request_errors",
+                    left(check),
+                ):
+                    alert["exp_labels"]["env"] = "prod"
+    (tmp_path / RULES.name).write_text(RULES.read_text())
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(rules))
+    done = subprocess.run(
+        [found("promtool"), "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def left(check: dict[str, Any]) -> str:
+    """What the alert of a check takes its labels from."""
+    return re.split(r"\b(?:and|unless)\b", str(ALERTS[check["alertname"]]["expr"]))[0]
+
+
 def test_every_alert_is_tried_firing_and_quiet() -> None:
     checks = [check for test in TESTS for check in test["alert_rule_test"]]
     fired = {c["alertname"] for c in checks if c.get("exp_alerts")}

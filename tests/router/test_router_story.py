@@ -28,6 +28,41 @@ def test_each_request_of_a_dead_worker_is_named_with_where_it_was_and_for_how_lo
     assert "user" not in record
 
 
+def test_what_was_lost_at_a_dead_worker_is_in_the_total_alone() -> None:
+    """A request is 1 s at a worker that dies, waits 0.25 s, and is 2 s at another one that answers."""
+    world = RouterWorld()
+    peer = world.join(0)
+    world.core.workers.expect(1, 1)
+    world.ask("a")
+    (ticket,) = world.held[peer]
+    world.now += 1.0
+    world.lose(0, running=[ticket])
+    world.now += 0.25
+    other = world.join(1)
+    world.now += 2.0
+    world.answer(other, started=True)
+
+    (event,) = [e for e in world.log if e.name == "request_redispatched"]
+    assert (event.fields["pending_ms"], event.fields["held_ms"]) == (0.0, 1000.0)
+    (record,) = world.records
+    assert (record["pending_ms"], record["total_ms"]) == (250.0, 3250.0)
+
+
+def test_one_that_waits_again_until_its_end_has_waited_all_that_time() -> None:
+    world = RouterWorld()
+    peer = world.join(0)
+    world.core.workers.expect(1, 1)
+    world.ask("a", timeout_ms=5000)
+    (ticket,) = world.held[peer]
+    world.now += 1.0
+    world.lose(0, running=[ticket])
+    world.advance(5.0)
+
+    (record,) = world.records
+    assert record["code"] == "deadline_exceeded"
+    assert record["total_ms"] - record["pending_ms"] == 1000.0
+
+
 def test_the_death_is_told_to_the_pool_with_whose_requests_it_touched() -> None:
     world = RouterWorld()
     world.core.named(b"client-2", "alice")
