@@ -62,7 +62,7 @@ ALL: Final[dict[str, tuple[Show, float, float]]] = {
     "alarms": (alarms.show, 130.0, 20.0),
     "diagnosis": (diagnosis.show, 120.0, 20.0),
     "scrapes": (scrapes.show, 100.0, 5.0),
-    "logging": (logging.show, 60.0, 20.0),
+    "logging": (logging.show, 90.0, 20.0),
 }
 
 
