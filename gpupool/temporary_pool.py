@@ -47,7 +47,7 @@ class TemporaryPool:
     def __init__(self, config: Callable[[Place], str], *, environment: Mapping[str, str] | None = None) -> None:
         self._config = config
         self._environment = environment
-        self._folder = tempfile.TemporaryDirectory(prefix="gpupool-demo-")
+        self._folder = _folder()
         self._path = Path(self._folder.name)
         self._runtime = RuntimeDir(self._path / "run")
         self._process: subprocess.Popen[bytes] | None = None
@@ -156,6 +156,15 @@ class TemporaryPool:
         with contextlib.suppress(OSError):
             told += (self._path / "stderr").read_text(errors="replace").splitlines()[-10:]
         return "\n".join(told)
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Make a folder where temporary ones belong, or in /tmp where its sockets' paths would be too long for the kernel."""
+    folder = tempfile.TemporaryDirectory(prefix="gpupool-demo-")
+    if RuntimeDir(Path(folder.name) / "run").problem():
+        folder.cleanup()
+        folder = tempfile.TemporaryDirectory(prefix="gpupool-demo-", dir="/tmp")
+    return folder
 
 
 def _free_port() -> int:

@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from gpupool import demo, demo_report
 from gpupool.cli.output import Failure
 from gpupool.client import Reply
 from gpupool.manifest import read_manifest
-from gpupool.temporary_pool import Place
+from gpupool.temporary_pool import Place, TemporaryPool
 
 GPUPOOL = [sys.executable, "-P", "-m", "gpupool"]
 needs_model = pytest.mark.skipif(
@@ -122,10 +124,28 @@ def left_over(folder: Path) -> list[str]:
     return found
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short enough for sockets in it, wherever pytest keeps its own."""
+    with tempfile.TemporaryDirectory(prefix="gp-", dir="/tmp") as name:
+        yield Path(name)
+
+
+def test_a_folder_that_is_too_deep_for_sockets_is_not_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = folder / ("x" * 90)
+    deep.mkdir()
+    for where, taken in ((folder, folder), (deep, Path("/tmp"))):
+        monkeypatch.setattr(tempfile, "tempdir", str(where))
+        pool = TemporaryPool(lambda place: place.runtime_dir)
+        assert Path(pool._folder.name).parent == taken
+        pool._folder.cleanup()
+    assert list(deep.iterdir()) == []
+
+
 @needs_model
 @pytest.mark.processes
-def test_demo_finds_the_paragraph_that_means_the_same(tmp_path: Path) -> None:
-    process = demo_command(tmp_path, "--json", "--workers", "2")
+def test_demo_finds_the_paragraph_that_means_the_same(folder: Path) -> None:
+    process = demo_command(folder, "--json", "--workers", "2")
     out, err = process.communicate(timeout=110)
     assert process.returncode == 0, err
     result = json.loads(out)
@@ -135,17 +155,17 @@ def test_demo_finds_the_paragraph_that_means_the_same(tmp_path: Path) -> None:
     best = {search["question"]: search["hits"][0]["text"] for search in result["searches"]}
     assert "fallen off the bus" in best["A GPU disappeared from the host. What now?"]
     assert "Stopping a service well" in best["Stopping the service without losing anybody's request"]
-    assert left_over(tmp_path) == []
-    assert list(tmp_path.iterdir()) == []
+    assert left_over(folder) == []
+    assert list(folder.iterdir()) == []
 
 
 @needs_model
 @pytest.mark.processes
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda s: s.name)
-def test_interrupted_demo_leaves_nothing_running(tmp_path: Path, signum: signal.Signals) -> None:
-    process = demo_command(tmp_path, "--json", "--workers", "1")
+def test_interrupted_demo_leaves_nothing_running(folder: Path, signum: signal.Signals) -> None:
+    process = demo_command(folder, "--json", "--workers", "1")
     end = time.monotonic() + 60
-    while not any("gpupool.worker" in line for line in left_over(tmp_path)):
+    while not any("gpupool.worker" in line for line in left_over(folder)):
         assert time.monotonic() < end
         assert process.poll() is None
         time.sleep(0.05)
@@ -153,6 +173,6 @@ def test_interrupted_demo_leaves_nothing_running(tmp_path: Path, signum: signal.
     process.communicate(timeout=60)
     assert process.returncode == (-9 if signum == signal.SIGKILL else 130)
     end = time.monotonic() + 30
-    while left_over(tmp_path):
-        assert time.monotonic() < end, left_over(tmp_path)
+    while left_over(folder):
+        assert time.monotonic() < end, left_over(folder)
         time.sleep(0.05)
