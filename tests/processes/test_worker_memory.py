@@ -64,7 +64,7 @@ def test_a_plan_is_told_in_status_and_metrics_and_follows_a_reload(make_pool: Ma
     assert pool.ask("reload")["result"]["applied"] == ["memory.cpu_limit_bytes"]
     grown = pool.wait(lambda s: s["workers"][0]["memory"]["budget_bytes"] == 800 * MIB)["workers"][0]["memory"]["plan"][1]
     assert grown["ceiling"] == pytest.approx(long["ceiling"] + 25, abs=2)
-    assert len(pool.records("memory_planned")) == 2
+    assert len(pool.records("memory_planned", least=2)) == 2
 
 
 def test_a_worker_that_has_lost_its_memory_is_recycled_and_its_count_of_failures_goes_on(make_pool: MakePool) -> None:
@@ -139,7 +139,7 @@ def test_a_worker_whose_memory_was_lost_in_preprocess_is_recycled(make_pool: Mak
 
     assert set(codes) == {"ok", "out_of_memory"}
     assert codes_of(pool, 1, length=200) == {"ok": 1}
-    assert pool.records("worker_recycled")
+    assert pool.records("worker_recycled", least=1)
     assert not pool.records("worker_exited")
 
 
@@ -159,7 +159,7 @@ def test_requests_that_wait_are_no_memory_lost(make_pool: MakePool) -> None:
     assert codes == {"out_of_memory": 8}
     assert pool.worker(0)["incarnation"] == 1
     assert not pool.records("worker_recycled")
-    assert pool.records("memory_looked_at")
+    assert pool.records("memory_looked_at", least=1)
 
 
 def test_a_snapshot_names_what_is_kept_and_the_service_goes_on(make_pool: MakePool) -> None:

@@ -54,6 +54,7 @@ def events(router: RouterProcess, name: str) -> list[dict[str, Any]]:
 
 
 def wait_for_event(router: RouterProcess, name: str, within: float = 10.0) -> dict[str, Any]:
+    """Wait for the first event of a name: lines are written by a thread, later than the books tell of it."""
     end = time.monotonic() + within
     while not (found := events(router, name)):
         assert time.monotonic() < end, f"no {name}"
@@ -92,7 +93,7 @@ def test_only_a_client_with_an_authorised_key_is_served(start_router: Start, key
     stats = router.stats()
     assert (stats["accepted_total"], stats["replied_total"], stats["messages_dropped_total"]) == (21, {"ok": 21}, 0)
     assert stats["curve"] == {"public_key": keys.public.decode(), "client_keys": 1, "bad_files": 0}
-    assert events(router, "unknown_client_key")
+    wait_for_event(router, "unknown_client_key")
 
 
 def test_key_that_is_added_is_served_and_one_that_is_removed_is_shut_out(start_router: Start, keys: Keys) -> None:
@@ -124,12 +125,13 @@ def test_key_that_is_added_is_served_and_one_that_is_removed_is_shut_out(start_r
     assert not opened_after.poll(0)
     assert worker.silent(0)
     assert (stats["accepted_total"], stats["replied_total"], stats["undeliverable_total"]) == (3, {"ok": 2, "cancelled": 1}, 1)
-    assert len(events(router, "removed_key_talks")) == 1
-    assert [e["name"] for e in events(router, "client_key_removed")] == ["alice"]
+    wait_for_event(router, "removed_key_talks")
+    assert wait_for_event(router, "client_key_removed")["name"] == "alice"
 
     keys.add("alice", alice)
     wait(router, lambda s: s["curve"]["client_keys"] == 2)
     assert served(worker, open_before) == "ok"
+    assert [len(events(router, name)) for name in ("removed_key_talks", "client_key_removed")] == [1, 1]
 
 
 def test_key_that_is_only_known_by_its_public_half_is_of_no_use(start_router: Start, keys: Keys) -> None:
@@ -365,6 +367,7 @@ def test_replies_kept_for_a_slow_client_are_not_kept_for_its_next_life(start_rou
         ask(slow, b"old" + bytes(64_000), id=f"{i}")
         worker.echo(worker.work())
     slow.close()
+    wait(router, lambda s: s["connections"] == 0)  # of two with one identity libzmq drops the later
 
     new = router.client(identity=b"app1")
     ask(new, b"new", id="0")

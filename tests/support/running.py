@@ -175,11 +175,18 @@ options = {{ {options} }}
         """All that it wrote."""
         return (self.folder / "out").read_text(errors="replace") + (self.folder / "err").read_text(errors="replace")
 
-    def records(self, event: str | None = None) -> list[dict[str, Any]]:
-        """Its log records; a line that is just being written, in either file, is none yet."""
-        texts = [(self.folder / name).read_text(errors="replace") for name in ("out", "err")]
-        records = [json.loads(line) for text in texts for line in text[: text.rfind("\n") + 1].splitlines()]
-        return [r for r in records if event in (None, r["event"])]
+    def records(self, event: str | None = None, *, least: int = 0) -> list[dict[str, Any]]:
+        """Its log records; a line that is just being written, in either file, is none yet.
+
+        Who expects some waits for `least`: processes log by a thread, and tell other things sooner.
+        """
+        for _ in until(10.0):
+            texts = [(self.folder / name).read_text(errors="replace") for name in ("out", "err")]
+            records = [json.loads(line) for text in texts for line in text[: text.rfind("\n") + 1].splitlines()]
+            found = [r for r in records if event in (None, r["event"])]
+            if len(found) >= least:
+                break
+        return found
 
     def notes(self, event: str = "forward") -> list[dict[str, Any]]:
         """What the toy model noted."""
