@@ -163,6 +163,11 @@ class Verbs:
         child = s.child(slot)
         if child is None or not s.pool.slots[slot].joined:
             raise Refused("refused", f"worker {slot} is {s.pool.slots[slot].state}: it has loaded no models")
+        if s.pool.slots[slot].late:  # it could not hear of it
+            raise Refused(
+                "refused",
+                f"worker {slot} gives no sign of life: its beat is missing; `gpupool stacks {slot}` shows where it stands",
+            )
         s.log.event.info("asked", verb=what, workers=[slot], seconds=seconds, uid=peer[0], by=peer[1])
         answer = await s.children.ask_worker(child, what, seconds + within_s, seconds=seconds, **fields)
         if answer is None:

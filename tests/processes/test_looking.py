@@ -148,6 +148,15 @@ def test_what_stands_still_is_told_apart(make_pool: MakePool, monkeypatch: pytes
         pool.cli("restart-worker", str(hung["worker"]), "--force", "--no-wait")
 
 
+@pytest.mark.parametrize("command", ["profile", "snapshot"])
+def test_a_worker_without_a_beat_is_not_asked_for_what_it_cannot_give(make_pool: MakePool, command: str) -> None:
+    pool = make_pool(MODEL, workers=1, config=PATIENT).start()
+    os.kill(pool.worker(0)["pid"], signal.SIGSTOP)
+    pool.wait(lambda s: s["workers"][0]["late"])
+    done = pool.cli(command, "0")
+    assert (done.returncode, "`gpupool stacks 0`" in done.stderr) == (1, True), done.stderr
+
+
 def test_a_process_that_does_not_listen_is_sent_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To a process without a handler the signal would be the end."""
     monkeypatch.setattr(process_stacks, "_by_py_spy", no_py_spy)
