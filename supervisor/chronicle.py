@@ -12,6 +12,7 @@ from typing import Any, Final
 from gpupool.journal import KEPT, LEVELS, Wanted
 from gpupool.journal_file import JournalFile, link, read
 from gpupool.log_queue import Record
+from gpupool.log_sink import iso
 from gpupool.logs import Log
 
 from .control import Refused
@@ -36,11 +37,15 @@ class Chronicle:
             self._journal.restore(read(path) or ())
         except OSError as e:
             problem = f"{path} cannot be read: {e.strerror or e}; what happened before is not known"
+        last = self._journal.broken_off()
         self._file = JournalFile(path)
         link(runtime, path)
         log.tap = self._note
         if problem:
             log.event.warning("journal_not_read", problem=problem)
+        if last:  # SIGKILL, want of memory, the host: it could not say so itself
+            at = iso(last["time"]) if isinstance(last.get("time"), int | float) else ""
+            log.event.warning("earlier_supervisor_died", last_event=str(last.get("event")), last_at=at)
 
     def close(self) -> None:
         """Write what waits, for a bounded time."""

@@ -21,6 +21,9 @@ from gpupool.log_sink import render_json
 MAX_ANSWER_BYTES: Final = 1 << 20
 #: What a model prints, and what each request came to, stand in the log.
 _NOT_OURS: Final = frozenset({"output", "request"})
+#: With one of these a supervisor's story ends, when it ends as it should or can say why not.
+_ENDS: Final = frozenset({"pool_stopped", "supervisor_failed"})
+_BEGIN: Final = "pool_starting"
 
 
 class Journal:
@@ -36,6 +39,15 @@ class Journal:
         for event in events:
             self._events.append(event)
             self.last = max(self.last, number(event))
+
+    def broken_off(self) -> dict[str, Any] | None:
+        """Return the last event of a story that has no end: who wrote it was killed. To be asked before this supervisor adds to it."""
+        for event in reversed(self._events):
+            if event.get("event") in _ENDS:
+                return None
+            if event.get("event") == _BEGIN:
+                break
+        return self._events[-1] if self._events else None
 
     def add(self, record: Record) -> bytes | None:
         """Keep a log record that is the pool's story; returns its line for the file, None when it is no such record."""

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -76,3 +77,9 @@ def test_the_story_of_a_killed_worker(make_pool: MakePool) -> None:
     assert exit_ in told(pool, "worker_exited")["worker_exited"]
     begun = told(pool, "pool_starting", after=last)["pool_starting"]
     assert [event["n"] > last for event in begun] == [True]
+    (died,) = told(pool, "earlier_supervisor_died")["earlier_supervisor_died"]
+    assert died["last_at"] >= datetime.fromtimestamp(exit_["time"], UTC).isoformat()
+
+    pool.close()
+    pool.start()
+    assert len(told(pool, "earlier_supervisor_died")["earlier_supervisor_died"]) == 1  # that one ended as it should

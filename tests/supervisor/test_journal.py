@@ -71,6 +71,25 @@ def test_only_the_newest_are_kept_and_numbers_go_on_after_a_restart() -> None:
     assert [event["n"] for event in again.select(Wanted(), 9)] == [4, 5, 6]
 
 
+@pytest.mark.parametrize(
+    ("story", "last"),
+    [
+        ([], None),
+        (["pool_starting", "pool_ready", "pool_stopped"], None),
+        (["pool_starting", "supervisor_failed", "library_log"], None),
+        (["pool_starting", "pool_ready", "worker_exited"], "worker_exited"),
+        (["pool_stopped", "pool_starting"], "pool_starting"),
+        (["pool_starting", "earlier_supervisor_died", "pool_starting", "pool_stopped"], None),
+        (["worker_exited"] * 5, "worker_exited"),  # so many that its beginning is not kept
+    ],
+)
+def test_a_story_without_an_end_is_one_that_was_broken_off(story: list[str], last: str | None) -> None:
+    journal = Journal()
+    journal.restore({"n": n, "event": event} for n, event in enumerate(story))
+    found = journal.broken_off()
+    assert (found and found["event"]) == last
+
+
 def test_a_number_is_not_used_again_though_the_file_lags_or_is_lost() -> None:
     journal = Journal(now=1000.0)
     lines = [journal.add(record(str(n), time=1000.0 + n)) for n in range(50)]
