@@ -40,6 +40,7 @@ class LogFile:
         self._fd = os.open(path, _FLAGS, 0o640) if path else fd
         self._looked_at = time.monotonic()
         self._torn = False
+        self._gone = False  # the file was deleted and there is none in its place: what is written there nobody will read
         self._doubted = True  # whether the file ends with a whole line
         try:
             self._is_file = stat.S_ISREG(os.fstat(self._fd).st_mode)
@@ -51,11 +52,16 @@ class LogFile:
         """How much may go into one write of several lines."""
         return _FILE_BYTES if self._is_file else select.PIPE_BUF
 
+    def look(self) -> None:
+        """Look at the path again, also when there is nothing to write: a file that was deleted holds its room on the disk while it is open."""
+        if self._path:
+            self._look()
+
     def write(self, lines: bytes) -> int:
         """Write whole lines; returns how many bytes went out, all of them or those before it failed."""
         if self._path and time.monotonic() - self._looked_at >= _LOOK_EVERY_S:
             self._look()
-        written = self._write(lines)
+        written = 0 if self._gone else self._write(lines)
         if written < len(lines):
             self._doubted = True
             if self._path:
@@ -71,10 +77,13 @@ class LogFile:
         with suppress(OSError):
             there = Path(self._path).stat()
             if mine and (there.st_ino, there.st_dev) == (mine.st_ino, mine.st_dev):
+                self._gone = False
                 return
-        with suppress(OSError):  # not now: the folder is away, or its rights; the old file still takes the lines
+        # Not now, where that fails: the folder is away, or its rights; an old file that still has a name takes the lines.
+        self._gone = bool(mine and mine.st_nlink == 0)
+        with suppress(OSError):
             fresh = os.open(self._path, _FLAGS, 0o640)
-            old, self._fd, self._torn, self._doubted = self._fd, fresh, False, True
+            old, self._fd, self._torn, self._doubted, self._gone = self._fd, fresh, False, True, False
             if mine:
                 os.close(old)
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final
@@ -25,6 +26,8 @@ MAX_LINE_BYTES: Final = 4096
 _LINGER_S: Final = 0.002
 _BUSY_LINGER_S: Final = 0.02
 _BUSY: Final = 10
+#: A process that has nothing to say looks at its file so often: see LogFile.look.
+_LOOK_EVERY_S: Final = 5.0
 _MAX_DEPTH: Final = 8
 _AT_A_TIME: Final = 200
 MAX_BYTES: Final = 16 << 20
@@ -145,7 +148,9 @@ class LogSink:
         filled = self._queue.filled
         written = 0
         while True:
-            filled.wait()
+            if not filled.wait(_LOOK_EVERY_S):
+                self._look()
+                continue
             if not self._closing:  # one wake-up for many records: each costs the program's own threads a turn
                 time.sleep(_LINGER_S if written < _BUSY else _BUSY_LINGER_S)
             filled.clear()
@@ -157,6 +162,10 @@ class LogSink:
                 self._queue.lose([{"level": "error"}])
             if self._closing:
                 return
+
+    def _look(self) -> None:
+        with suppress(Exception):  # nothing that befalls the way out may end the log
+            self._out.look()
 
     def _write_some(self) -> int:
         """Write some of what waits, several lines at a time; returns how many that were."""

@@ -33,6 +33,10 @@ _CLOSE_S = 1.0
 #: Characters of a line for people, and of a traceback below it.
 _MAX_TEXT = 4000
 
+_HEAD = "Traceback (most recent call last):\n"
+#: Errors of a chain that are told without their words; a chain may be a ring.
+_MOST_CAUSES = 8
+
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
@@ -126,8 +130,10 @@ class Log:
         raise structlog.DropEvent
 
 
-def configure(component: str, spec: LogSpec, **bound: Any) -> Log:
+def configure(component: str, spec: LogSpec, *, words: bool = True, **bound: Any) -> Log:
     """Set up logging for this process, once. `bound` fields stand in every line.
+
+    `words`: whether the texts of errors that nothing caught are written; those of a model's code may quote a client's data.
 
     Raises:
         OSError: when the log file cannot be opened.
@@ -138,11 +144,17 @@ def configure(component: str, spec: LogSpec, **bound: Any) -> Log:
     root.setLevel(logging.WARNING)
     logging.captureWarnings(True)
     warnings.simplefilter("default")
-    sys.excepthook = lambda kind, error, trace: _uncaught(log, kind, error, trace, "main")
-    threading.excepthook = lambda a: _uncaught(
-        log, a.exc_type, a.exc_value, a.exc_traceback, a.thread.name if a.thread else "?"
+    tell = _told if words else _told_without_words
+    sys.excepthook = lambda kind, error, trace: log.event.error("uncaught_exception", thread="main", **tell(kind, error, trace))
+    threading.excepthook = lambda a: log.event.error(
+        "uncaught_exception", thread=a.thread.name if a.thread else "?", **tell(a.exc_type, a.exc_value, a.exc_traceback)
     )
-    sys.unraisablehook = lambda a: _unraisable(log, a)
+    # Of a finalizer, or a callback of C code. Nothing there may take a lock: the collector may have interrupted anything.
+    sys.unraisablehook = lambda a: log.event.error(
+        "uncaught_exception",
+        where=getattr(a.object, "__qualname__", type(a.object).__name__),
+        **tell(a.exc_type, a.exc_value, a.exc_traceback),
+    )
     os.register_at_fork(after_in_child=log.forked)
     atexit.register(log.close)
     return log
@@ -186,19 +198,19 @@ class _StdlibHandler(logging.Handler):
         getattr(self._log.event, level)("library_log", **fields)
 
 
-def _uncaught(
-    log: Log, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None, thread: str
-) -> None:
+def _told(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> dict[str, str]:
     text = "".join(traceback.format_exception(kind, error, trace))
-    log.event.error("uncaught_exception", thread=thread, error=f"{kind.__name__}: {error}", traceback=text)
+    return {"error": traceback.format_exception_only(kind, error)[-1].strip() or kind.__name__, "traceback": text}
 
 
-def _unraisable(log: Log, a: sys.UnraisableHookArgs) -> None:
-    """An exception in a finalizer or a callback of C code. Nothing here may take a lock: the collector may have interrupted anything."""
-    where = getattr(a.object, "__qualname__", type(a.object).__name__)
-    text = "".join(traceback.format_exception(a.exc_type, a.exc_value, a.exc_traceback))
-    error = traceback.format_exception_only(a.exc_type, a.exc_value)[-1].strip()
-    log.event.error("uncaught_exception", where=where, error=error, traceback=text)
+def _told_without_words(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> dict[str, str]:
+    """Types and places alone, the cause first."""
+    parts = ["".join([_HEAD, *traceback.format_tb(trace), kind.__name__, "\n"])]
+    while error is not None and len(parts) < _MOST_CAUSES:
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if error is not None:
+            parts.append("".join([_HEAD, *traceback.format_tb(error.__traceback__), type(error).__name__, "\n"]))
+    return {"error": kind.__name__, "traceback": "\n".join(reversed(parts))}
 
 
 def _traceback(error: Any) -> str:

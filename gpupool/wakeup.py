@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 
 class Wakeup:
@@ -25,6 +25,10 @@ class Wakeup:
         """Let the next `set` wake again."""
         self._rung = False
 
-    def wait(self) -> None:
-        """Wait for a `set`."""
-        self._rings.get()
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for a `set`; returns whether one came in time."""
+        try:
+            self._rings.get(timeout=timeout_s)
+        except Empty:
+            return False
+        return True

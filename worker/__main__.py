@@ -58,7 +58,9 @@ class Worker:
     def __init__(self, inherited: child.Inheritance, spec: WorkerSpec) -> None:
         self.spec = spec
         self.channel = inherited.channel
-        self.log = logs.configure("worker", spec.log, worker=spec.slot, incarnation=spec.incarnation, device=spec.device_id)
+        self.log = logs.configure(
+            "worker", spec.log, words=False, worker=spec.slot, incarnation=spec.incarnation, device=spec.device_id
+        )
         self.record = Record(inherited.board, spec.slot)
         inherited.board.claim(spec.slot, spec.incarnation, os.getpid())
         self.policies = [m.batching for m in spec.models]

@@ -136,7 +136,7 @@ def _router_line(router: Mapping[str, Any]) -> str:
 
 
 def _log_lines(document: Mapping[str, Any]) -> list[str]:
-    """Log levels that are not as configured: they cost, and are easily forgotten. And a Fluentd that takes nothing."""
+    """Log levels that are not as configured: they cost, and are easily forgotten. And what could not be written or sent."""
     logs = document.get("logs") or {}
     asked = [
         f"{wish['component']} {wish['level']} "
@@ -146,6 +146,11 @@ def _log_lines(document: Mapping[str, Any]) -> list[str]:
     lines = [f"log level: {', '.join(asked)}"] if asked else []
     told = {"supervisor": logs.get("supervisor"), "router": (document.get("router") or {}).get("log")}
     told |= {f"worker {worker['worker']}": worker.get("log") for worker in document["workers"]}
+    for name, log in told.items():
+        if losses := (log or {}).get("losses"):
+            lines.append(
+                f"log: {name} lost {', '.join(f'{count} {level}' for level, count in losses.items())}: nowhere to write"
+            )
     ways = {name: log["forwarding"] for name, log in told.items() if log and log.get("forwarding")}
     if down := {name: way for name, way in ways.items() if not way["up"]}:
         waiting, lost = (sum(way[key] for way in ways.values()) for key in ("waiting", "dropped"))

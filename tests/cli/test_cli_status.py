@@ -134,3 +134,10 @@ def test_the_table_says_why_a_worker_does_not_work() -> None:
     )
     assert _why({"oom_total": 0, "leak": {}}) == "-"
     assert _why({}) == "-"
+
+
+def test_the_table_says_what_the_log_has_lost() -> None:
+    from gpupool.cli.status import _log_lines
+
+    told = {"logs": {"supervisor": {"losses": {}}}, "router": {"log": {"losses": {"info": 12, "error": 1}}}, "workers": []}
+    assert _log_lines(told) == ["log: router lost 12 info, 1 error: nowhere to write"]

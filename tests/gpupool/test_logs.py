@@ -11,9 +11,9 @@ from typing import Any
 from gpupool.logs import render_text
 
 
-def run(code: str, **spec: Any) -> list[dict[str, Any]]:
+def run(code: str, options: str = "", **spec: Any) -> list[dict[str, Any]]:
     """Run code in a process whose log is its stderr; return the records."""
-    head = f"from gpupool.logs import configure\nfrom gpupool.spec import LogSpec\nlog = configure('router', LogSpec(**{spec!r}), worker=3)\n"
+    head = f"from gpupool.logs import configure\nfrom gpupool.spec import LogSpec\nlog = configure('router', LogSpec(**{spec!r}), worker=3{options})\n"
     done = subprocess.run(
         [sys.executable, "-c", head + textwrap.dedent(code)], capture_output=True, text=True, timeout=30, check=False
     )
@@ -53,6 +53,31 @@ def test_uncaught_errors_in_main_and_in_threads_become_one_line_each() -> None:
     assert [(r["event"], r["thread"]) for r in records] == [("uncaught_exception", "side"), ("uncaught_exception", "main")]
     assert "ZeroDivisionError" in records[0]["traceback"]
     assert records[1]["error"] == "ValueError: with\nnewline"
+
+
+def test_of_a_models_errors_types_and_places_are_told_and_no_word() -> None:
+    records = run(
+        """
+        import threading
+        def with_cause():
+            try:
+                int("MARKER")
+            except ValueError as e:
+                raise KeyError("MARK" + "ER") from e
+        class Odd:
+            def __del__(self):
+                raise RuntimeError("MARK" + "ER")
+        t = threading.Thread(target=with_cause, name="side")
+        t.start(); t.join()
+        Odd()
+        ring = ValueError("MARK" + "ER"); ring.__context__ = OSError(); ring.__context__.__context__ = ring
+        raise ring
+        """,
+        options=", words=False",
+    )
+    assert [r["error"] for r in records] == ["KeyError", "RuntimeError", "ValueError"]
+    assert "MARKER" not in str([{**r, "traceback": r["traceback"].replace('int("MARKER")', "")} for r in records])
+    assert records[0]["traceback"].index("ValueError") < records[0]["traceback"].index("in with_cause\n", 80)
 
 
 def test_libraries_and_warnings_end_in_the_same_lines() -> None:
