@@ -12,6 +12,9 @@ from typing import Any, Final
 KEPT: Final = 1000
 #: Bytes of one half of the journal's file: the current one, and the one before it.
 HALF_BYTES: Final = 1 << 20
+#: Numbers and instants that a journal can hold: its file may be damaged, and what is read from it must never end who reads. 2^53, year 9999.
+_MAX_NUMBER: Final = 1 << 53
+_MAX_TIME: Final = 253402300799.0
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
@@ -48,8 +51,15 @@ def parse(data: bytes) -> Iterator[dict[str, Any]]:
             event = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(event, dict) and isinstance(event.get("event"), str):
+        if isinstance(event, dict) and isinstance(event.get("event"), str) and _sound(event):
             yield event
+
+
+def _sound(event: Mapping[str, Any]) -> bool:
+    n, time = event.get("n", 0), event.get("time", 0.0)
+    return (
+        isinstance(n, int) and 0 <= n <= _MAX_NUMBER and isinstance(time, int | float) and 0 <= time <= _MAX_TIME
+    )  # which NaN and infinity are not
 
 
 def number(event: Mapping[str, Any]) -> int:

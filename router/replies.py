@@ -20,7 +20,6 @@ from .latencies import Latencies
 from .requests import Request
 
 RETRYABLE: Final[dict[str, bool]] = {"ok": False, **{str(code): code.retryable for code in ErrorCode}}
-_QUOTING: Final = frozenset({ErrorCode.MODEL_ERROR, ErrorCode.INVALID_INPUT})
 _NOTHING: Final = Result(0, "")
 _MASK: Final = (1 << 64) - 1
 #: 2^64 by the golden ratio: multiples of it, modulo 2^64, fall evenly over the range whatever regular steps tickets come in.
@@ -103,7 +102,7 @@ class Replies:
             header["retry_after_ms"] = retry_after_ms
         if r.field:
             header["field"] = r.field
-        if code not in _QUOTING:
+        if result is None:  # a worker's words may be its model's, whatever the code, and quote the sample
             record["message"] = message
         frames += (self._pack(header), b"")
         return Reply(frames, record)

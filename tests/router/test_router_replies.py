@@ -42,6 +42,15 @@ def test_never_sent_request_names_no_worker_and_waited_all_the_time() -> None:
     assert reply.record["message"] == "late"
 
 
+@pytest.mark.parametrize("code", ErrorCode)
+def test_what_a_worker_says_of_a_request_is_for_its_client_alone(code: ErrorCode) -> None:
+    made = request()
+    made.slot, made.sent = 0, 10.5
+    reply = Replies([ModelSpec("m")], 8).finished(made, code, 11.0, message="s3cret", result=Result(7, code))
+    assert wire.parse_reply(reply.frames[1])["message"] == "s3cret"
+    assert "s3cret" not in str(reply.record)
+
+
 def test_buffers_of_a_result_follow_the_body() -> None:
     made = request(delimiter=True)
     made.slot, made.sent, made.attempts = 2, 10.5, 1

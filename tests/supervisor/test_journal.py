@@ -123,6 +123,22 @@ def test_events_of_any_size_and_kind_are_bounded_one_by_one_and_together() -> No
     assert found[-1]["n"] == 1000
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        '"time":1e300',
+        '"time":1e999',
+        '"time":NaN',
+        '"time":1796090642999',
+        '"time":null',
+        '"n":99999999999999999999999',
+        '"n":-1',
+    ],
+)
+def test_numbers_that_no_journal_can_hold_are_passed_over(damage: str) -> None:
+    assert list(parse(b'{"event":"zz",' + damage.encode() + b"}\n")) == []
+
+
 def test_lines_that_are_torn_or_strange_are_passed_over() -> None:
     good = b'{"n": 1, "event": "a"}\n'
 
