@@ -57,9 +57,9 @@ def parse(data: bytes) -> Iterator[dict[str, Any]]:
 
 def _sound(event: Mapping[str, Any]) -> bool:
     n, time = event.get("n", 0), event.get("time", 0.0)
-    return (
-        isinstance(n, int) and 0 <= n <= _MAX_NUMBER and isinstance(time, int | float) and 0 <= time <= _MAX_TIME
-    )  # which NaN and infinity are not
+    if not isinstance(n, int) or not isinstance(time, int | float):
+        return False
+    return 0 <= n <= _MAX_NUMBER and 0 <= time <= _MAX_TIME  # NaN is not
 
 
 def number(event: Mapping[str, Any]) -> int:

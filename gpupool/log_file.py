@@ -53,39 +53,37 @@ class LogFile:
         return _FILE_BYTES if self._is_file else select.PIPE_BUF
 
     def look(self) -> None:
-        """Look at the path again, also when there is nothing to write: a file that was deleted holds its room on the disk while it is open."""
-        if self._path:
-            self._look()
+        """Open the path again if it names another file now, or none.
 
-    def write(self, lines: bytes) -> int:
-        """Write whole lines; returns how many bytes went out, all of them or those before it failed."""
-        if self._path and time.monotonic() - self._looked_at >= _LOOK_EVERY_S:
-            self._look()
-        written = 0 if self._gone else self._write(lines)
-        if written < len(lines):
-            self._doubted = True
-            if self._path:
-                self._look()
-        return written
-
-    def _look(self) -> None:
-        """Open the path again if it names another file now, or none."""
+        Also when there is nothing to write: a file that was deleted holds its room on the disk while it is open.
+        """
+        if not self._path:
+            return
         self._looked_at = time.monotonic()
         mine = None
         with suppress(OSError):  # closed by others
             mine = os.fstat(self._fd)
+        # Where no other can be opened, since the folder is away, or its rights: an old file that still has a name takes the lines.
+        self._gone = bool(mine and mine.st_nlink == 0)
         with suppress(OSError):
             there = Path(self._path).stat()
             if mine and (there.st_ino, there.st_dev) == (mine.st_ino, mine.st_dev):
-                self._gone = False
                 return
-        # Not now, where that fails: the folder is away, or its rights; an old file that still has a name takes the lines.
-        self._gone = bool(mine and mine.st_nlink == 0)
         with suppress(OSError):
             fresh = os.open(self._path, _FLAGS, 0o640)
             old, self._fd, self._torn, self._doubted, self._gone = self._fd, fresh, False, True, False
             if mine:
                 os.close(old)
+
+    def write(self, lines: bytes) -> int:
+        """Write whole lines; returns how many bytes went out, all of them or those before it failed."""
+        if self._path and time.monotonic() - self._looked_at >= _LOOK_EVERY_S:
+            self.look()
+        written = 0 if self._gone else self._write(lines)
+        if written < len(lines):
+            self._doubted = True
+            self.look()
+        return written
 
     def _ends_torn(self) -> bool:
         """Whether the file ends within a line: another process writes there, too, and the disk may have become full for both."""

@@ -149,7 +149,8 @@ class LogSink:
         written = 0
         while True:
             if not filled.wait(_LOOK_EVERY_S):
-                self._look()
+                with suppress(Exception):  # nothing that befalls the way out may end the log
+                    self._out.look()
                 continue
             if not self._closing:  # one wake-up for many records: each costs the program's own threads a turn
                 time.sleep(_LINGER_S if written < _BUSY else _BUSY_LINGER_S)
@@ -162,10 +163,6 @@ class LogSink:
                 self._queue.lose([{"level": "error"}])
             if self._closing:
                 return
-
-    def _look(self) -> None:
-        with suppress(Exception):  # nothing that befalls the way out may end the log
-            self._out.look()
 
     def _write_some(self) -> int:
         """Write some of what waits, several lines at a time; returns how many that were."""

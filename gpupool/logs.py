@@ -205,12 +205,13 @@ def _told(kind: type[BaseException], error: BaseException | None, trace: Traceba
 
 def _told_without_words(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> dict[str, str]:
     """Types and places alone, the cause first."""
-    parts = ["".join([_HEAD, *traceback.format_tb(trace), kind.__name__, "\n"])]
-    while error is not None and len(parts) < _MOST_CAUSES:
+    chain = [(kind, trace)]
+    while error is not None and len(chain) < _MOST_CAUSES:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
         if error is not None:
-            parts.append("".join([_HEAD, *traceback.format_tb(error.__traceback__), type(error).__name__, "\n"]))
-    return {"error": kind.__name__, "traceback": "\n".join(reversed(parts))}
+            chain.append((type(error), error.__traceback__))
+    parts = ["".join([_HEAD, *traceback.format_tb(at), one.__name__, "\n"]) for one, at in reversed(chain)]
+    return {"error": kind.__name__, "traceback": "\n".join(parts)}
 
 
 def _traceback(error: Any) -> str:

@@ -44,7 +44,7 @@ class Chronicle:
         if problem:
             log.event.warning("journal_not_read", problem=problem)
         if last:  # SIGKILL, want of memory, the host: it could not say so itself
-            at = iso(last["time"]) if isinstance(last.get("time"), int | float) else ""
+            at = iso(last["time"]) if "time" in last else ""
             log.event.warning("earlier_supervisor_died", last_event=str(last.get("event")), last_at=at)
 
     def close(self) -> None:

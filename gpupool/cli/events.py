@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from gpupool.exits import Exit
-from gpupool.journal import KEPT, LEVELS, Wanted, newest
+from gpupool.journal import KEPT, LEVELS, Wanted, newest, number
 from gpupool.paths import RuntimeDir
 
 from .control import ask
@@ -92,7 +92,7 @@ def _from_file(runtime: RuntimeDir, asked: dict[str, Any], failure: Failure) -> 
     print_text(f"gpupool: {failure.message}; these are from {path}", file=sys.stderr)
     since = 0.0 if asked["since_s"] is None else time.time() - asked["since_s"]
     found = newest(events, Wanted(asked["worker"], asked["level"], since), asked["limit"])
-    last = max((event["n"] for event in events if isinstance(event.get("n"), int)), default=0)
+    last = max(map(number, events), default=0)
     return {"events": found, "last": last, "dropped": 0, "file": str(path), "running": False}
 
 

@@ -175,11 +175,11 @@ def test_a_file_in_a_folder_that_is_gone_is_written_on_and_taken_up_again(tmp_pa
     folder.mkdir()
     file = LogFile(-1, str(folder / "log"))
     folder.rename(tmp_path / "away")
-    file._look()
+    file.look()
     assert file.write(b"one\n")
 
     folder.mkdir()
-    file._look()
+    file.look()
     assert file.write(b"two\n")
 
     assert (tmp_path / "away" / "log").read_text() == "one\n"

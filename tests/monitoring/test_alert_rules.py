@@ -30,7 +30,11 @@ def sections() -> dict[str, str]:
 
 @pytest.mark.parametrize("arguments", [("check", "config", "prometheus.yml"), ("test", "rules", "gpupool.rules.test.yml")])
 def test_promtool_is_content(arguments: tuple[str, ...]) -> None:
-    done = subprocess.run([found("promtool"), *arguments], cwd=RULES.parent, capture_output=True, text=True, timeout=60)
+    check_by_promtool(RULES.parent, *arguments)
+
+
+def check_by_promtool(folder: Path, *arguments: str) -> None:
+    done = subprocess.run([found("promtool"), *arguments], cwd=folder, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -49,10 +53,7 @@ def test_rules_hold_where_targets_have_labels_of_their_own(tmp_path: Path) -> No
                     alert["exp_labels"]["env"] = "prod"
     (tmp_path / RULES.name).write_text(RULES.read_text())
     (tmp_path / "test.yml").write_text(yaml.safe_dump(rules))
-    done = subprocess.run(
-        [found("promtool"), "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    check_by_promtool(tmp_path, "test", "rules", "test.yml")
 
 
 def left(check: dict[str, Any]) -> str:

@@ -127,16 +127,23 @@ def test_when_memory_shrinks_to_half_it_ends(tmp_path: Path) -> None:
     assert (answer["batches"], answer["ended"]) == (2, "memory")
 
 
-def test_no_more_batches_are_recorded_than_there_is_room_for(tmp_path: Path) -> None:
-    """64 MiB are room for 4096 records at 16 KiB; the first batch shows that one makes some thousand."""
+def negations(count: int) -> Callable[[], str]:
+    """A batch that makes a record for each of so many calls of an operator."""
     torch = pytest.importorskip("torch")
     one = torch.ones(1)
 
-    def forward() -> None:
+    def forward() -> str:
         with torch.inference_mode():
-            for _ in range(1500):
+            for _ in range(count):
                 torch.neg(one)
+        return "done"
 
+    return forward
+
+
+def test_no_more_batches_are_recorded_than_there_is_room_for(tmp_path: Path) -> None:
+    """64 MiB are room for 4096 records at 16 KiB; the first batch shows that one makes some thousand."""
+    forward = negations(1500)
     bench = Bench(lambda: 64 * MIB)
     bench.profiles.order(1, str(tmp_path / "p"), batches=1000, seconds=60)
     while bench.profiles.on:
@@ -151,15 +158,7 @@ def test_no_more_batches_are_recorded_than_there_is_room_for(tmp_path: Path) -> 
 
 def test_a_batch_that_makes_more_records_than_there_is_room_for_is_not_recorded(tmp_path: Path) -> None:
     """64 MiB are room for 4096 records: 4500 are less than what ends it in its midst, and more than there is room for."""
-    torch = pytest.importorskip("torch")
-    one = torch.ones(1)
-
-    def forward() -> str:
-        with torch.inference_mode():
-            for _ in range(4500):
-                torch.neg(one)
-        return "done"
-
+    forward = negations(4500)
     bench = Bench(lambda: 64 * MIB)
     bench.profiles.order(1, str(tmp_path / "p"), batches=5, seconds=60)
 
