@@ -310,8 +310,9 @@ class Top(App[int]):
             self.post_message(Handed(lambda: show(*values)))
 
     def on_handed(self, message: Handed) -> None:
-        """Show what a thread has found."""
-        message.show()
+        """Show what a thread has found, unless the program is being left: then the widgets may be gone before the last message."""
+        if self.is_running:
+            message.show()
 
 
 def _pool_of(document: dict[str, Any]) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ from textual.widgets import OptionList, Static
 
 from gpupool.cli import main, top_screen
 from gpupool.cli.process_stacks import Stacks
-from gpupool.cli.top_screen import Top
+from gpupool.cli.top_screen import Handed, Top
 from gpupool.exits import Exit
 from gpupool.paths import RuntimeDir
 from support.fake_pool import Answer, FakePool, document, ok, refusal, worker
@@ -142,6 +142,17 @@ def test_stacks_are_shown_in_the_place_of_events(monkeypatch: pytest.MonkeyPatch
         await seen(pilot, lambda: "pool_ready" in text(top, "text"))
 
     drive(answers, play)
+
+
+def test_what_comes_while_the_program_is_being_left_is_not_shown() -> None:
+    left: list[Top] = []
+
+    async def play(top: Top, pilot: Pilot[Any], _: FakePool) -> None:
+        await seen(pilot, lambda: "pool_ready" in text(top, "text"))
+        left.append(top)
+
+    drive(answers, play)
+    left[0].on_handed(Handed(lambda: left[0]._show_absence("late")))
 
 
 def test_without_a_terminal_it_says_what_there_is_instead(capsys: pytest.CaptureFixture[str]) -> None:
